@@ -20,6 +20,7 @@ import coterie as ct
 from coterie.base.errors import CoterieWarning, InvalidInput
 from coterie.base.labels import check_labels
 from coterie.base.machine import set_threads
+from coterie.convex.choice import adjusted_rand
 from coterie.fitting import Fit, Settings, fit
 from coterie.fitting.units import Units
 from coterie.problem.solution import Status
@@ -421,21 +422,17 @@ def test_points_without_clusters_are_put_together():
     points = np.random.default_rng(0).standard_normal((40, 2))
     result = fit(ct.Users.from_arrays(points), settings("rows"))
     assert result.n_clusters == 1
-    assert "No clusters are clear" in result.why
+    assert "No clusters persist" in result.why
 
 
-def test_one_far_point_among_thousands():
-    """The silhouette is judged by a sample, which may lack a cluster."""
-    from coterie.fitting.estimate import _clearest
-
+def test_far_points_are_no_clusters():
+    """Two of them stay apart for longer than three clouds do."""
     rng = np.random.default_rng(0)
-    points = np.concatenate([rng.standard_normal((2500, 1)), [[1e3]]])
-    problem = ct.Problem(ct.Users.from_arrays(points), ct.SquaredDistance(), 0.0, ct.Graph.knn(points, k=1))
-    models = np.where(points > 100, 1e3, 0.0)
-    solution = ct.Solution(problem=problem, models=models, duals=None, certificate=ct.certify(problem, models, np.zeros(
-        (problem.graph.n_edges, 1))), status=Status.CONVERGED, solver="", seconds=0.0)
-    path = ct.Path(problem=problem, solutions=(solution,), tol=1e-6)
-    assert _clearest(path, 0)[0] == 0
+    clouds = np.repeat([[0.0, 0.0], [6.0, 0.0], [0.0, 6.0]], 20, axis=0) + 0.4 * rng.standard_normal((60, 2))
+    points = np.concatenate([clouds, [[200.0, 0.0], [0.0, -300.0]]])
+    result = fit(ct.Users.from_arrays(points), settings("rows", n_lams=24))
+    assert adjusted_rand(result.labels[:60], np.repeat([0, 1, 2], 20)) == 1.0
+    assert "3 clusters persist longest" in result.why
 
 
 @pytest.mark.parametrize(("changes", "parts"), [

@@ -13,7 +13,7 @@ from coterie.convex.choice import adjusted_rand
 from coterie.data.users import Users
 from coterie.fitting import Settings, fit
 from coterie.fitting.kinds import Sharing, choose_wide, handed_out
-from coterie.fitting.plan import learn_units
+from coterie.fitting.units import learn_units
 from coterie.groups.wide import search_wide
 from coterie.groups.wide_models import fit_models
 from coterie.problem.weights import LocalModels, adaptive_graph

@@ -47,11 +47,14 @@ def _summary(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
 
 def _evidence(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
     covariances = square(queries.shared["covariance"], loss.dim(parts[0]))
-    noise, centres = queries.shared["step"], queries.arrays["centre"]
-    told = [evidence_of(loss, part, Hypotheses(centres[:, k], covariances[k], float(noise[k])))
+    noise, n_slopes = queries.shared["step"], int(queries.shared["rank"])
+    told = [evidence_of(loss, part, Hypotheses(queries.arrays["centre"][:, k], covariances[k],
+                                               float(noise[k]), n_slopes))
             for k, part in enumerate(parts)]
-    return {"evidence": np.nan_to_num(np.stack(told, axis=1), nan=-1e300, posinf=-1e300,
-                                      neginf=-1e300)}
+    return {"evidence": np.nan_to_num(np.stack([each.evidence for each in told], axis=1),
+                                      nan=-1e300, posinf=-1e300, neginf=-1e300),
+            "gradient": np.nan_to_num(np.stack([each.slopes for each in told], axis=1),
+                                      posinf=0.0, neginf=0.0)}
 
 
 def _around(loss: Loss, parts: list[Users], queries: Batch) -> Fields:

@@ -243,5 +243,6 @@ def _fit_objection(kind: str, arrays: Mapping[str, Array], dim: int) -> str | No
     parts, k = covariance[:2] if len(covariance) == 3 else (0, 0)
     good = (covariance == (parts, k, triangle) and arrays["centre"].shape == (parts, k, dim)
             and 0 < parts <= 2 and 0 < k <= _POINTS and k * dim * dim <= _WORK)
-    good &= kind == "around" or arrays["step"].shape == (parts,)
+    good &= kind == "around" or (arrays["step"].shape == (parts,)
+                                 and 0 <= int(arrays["rank"]) <= k)
     return None if good else "its centres and covariances have shapes that are not allowed"

@@ -25,6 +25,7 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
+from coterie.data.encoding import Task
 from coterie.data.users import Moments, Split, Users
 from coterie.federated import plausible
 from coterie.federated.agreement import (
@@ -43,18 +44,26 @@ from coterie.federated.protocol.messages import Ragged, square, triangle
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.session import Round, Session, SetAside
 from coterie.federated.settings import Deployment, FederationSettings
-from coterie.fitting.estimate import Fit, fit
+from coterie.fitting.fit import fit, fit_source
+from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
-from coterie.fitting.sources import Around, Expanded, Judged, scores_of
-from coterie.fitting.summarised import fit_summaries
-from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
+from coterie.fitting.sources import (
+    Around,
+    Expanded,
+    FitSource,
+    Judged,
+    RowsFitSource,
+    scores_of,
+)
+from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics, learn_units
 from coterie.fitting.work import Work
-from coterie.groups.summaries import Hypotheses, Reply
+from coterie.groups.summaries import Hypotheses, Reply, Told
 from coterie.losses import Loss, Personal
 from coterie.losses.derived import Remote, Weighted
 from coterie.problem.account import Account
 from coterie.problem.certificates import Answers, answers_of, project, reference
+from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution, Status
 
 log = logging.getLogger("coterie.federated")
@@ -174,19 +183,53 @@ def _blaming(session: Session) -> Iterator[None]:
 
 def _fit(runtime: Carrier, session: Session, agreement: Agreement, settings: Settings) -> Fit:
     """The fit of all who take part, certified and scored by them."""
-    if _squared(settings):
-        users, split = _second_moments(session, agreement, settings)
-        fitted = fit(users, settings, split=split)
-        runtime.use(replace(agreement, units=fitted.units))
-        return _finish_condensed(session, fitted, settings.tol)
-    source = SessionSource(runtime, session, agreement, settings)
-    fitted = fit_summaries(source, source.units, settings, Work())
-    return replace(fitted, recipe=agreement.recipe)
+    if not _squared(settings):
+        source: FitSource = SessionSource(runtime, session, agreement, settings)
+        return replace(fit_source(source, settings, Work()), recipe=agreement.recipe)
+    users, split = _second_moments(session, agreement, settings)
+    points = settings.task == "clustering" and int(users.sizes.max()) == 1
+    if settings.lam == settings.weights == "auto" and users.n_users > 1 and not points:
+        parts = () if split is None else (split.train, split.test)
+        source = MomentsSource(runtime, session, agreement, settings, users, *parts)
+        return fit_source(source, settings, Work())
+    fitted = fit(users, settings, split=split)
+    runtime.use(replace(agreement, units=fitted.units))
+    solution, _ = _certify(session, fitted.solution, settings.tol, users.sizes,
+                           {"point": fitted.models})
+    return replace(fitted, solution=solution)
+
+
+class MomentsSource(RowsFitSource):
+    """Users with squared losses, whose second moments decide everything; they certify and judge
+    with their rows.
+
+    Parameters
+    ----------
+    runtime, session : carry questions and replies.
+    agreement : who takes part.
+    settings : of the fit.
+    users, kept, test : stand-ins with the same moments, as for `RowsFitSource`.
+    """
+
+    def __init__(self, runtime: Carrier, session: Session, agreement: Agreement,
+                 settings: Settings, users: Users, kept: Users | None = None,
+                 test: Users | None = None) -> None:
+        super().__init__(learn_units(users, settings), users, kept, test,
+                         None if kept is None else learn_units(kept, settings))
+        self.session = session
+        runtime.use(replace(agreement, units=self.units,
+                            train_units=None if kept is None else self.train_units))
+
+    def finish(self, solution: Solution, handed: Array, judged: Judged | None,
+               tol: float) -> tuple[Solution, Scores | None]:
+        local = super().finish(solution, handed, None, tol)[0]  # its problem checks the answers
+        return ask_certificate(self.session, replace(solution, duals=local.duals), handed, judged,
+                               tol, self.sizes, self.units.task, local.problem)
 
 
 def describe(asker: Session, agreement: Agreement,
-             settings: Settings) -> tuple[Units, list[Ints], float]:
-    """Ask for counts, means and sums of squares: the units, rows of each user by part, and the mean
+             settings: Settings) -> tuple[list[Units], list[Ints], float]:
+    """Ask for counts, means and sums of squares: units and rows of each user by part, and the mean
     target as the loss sees targets, of the last part.
     """
     replies = asker.ask("facts", 0).arrays
@@ -211,7 +254,7 @@ def describe(asker: Session, agreement: Agreement,
                                         standardize=settings.standardize))
         sizes.append(rows)
         mean = units[0].mean_target(rows, target[:, k, 0])
-    return units[0], sizes, mean
+    return units, sizes, mean
 
 
 class SessionSource:
@@ -227,15 +270,18 @@ class SessionSource:
     def __init__(self, runtime: Carrier, session: Session, agreement: Agreement,
                  settings: Settings) -> None:
         self.runtime, self.session, self.agreement = runtime, session, agreement
-        self.units, self.sizes, mean = describe(session, agreement, settings)
+        self.part_units, self.sizes, mean = describe(session, agreement, settings)
         self.users, self.target_mean = agreement.participants, mean
-        self.use(self.units)
+        self.exact, self.parts = False, list[Users]()
+        self.use(self.part_units[0])
         self.dim = self.loss.dim(self.users)
         self._certified: Solution | None = None
 
     def use(self, units: Units) -> None:
         self.units, self.loss = units, units.loss
-        self.runtime.use(replace(self.agreement, units=units))
+        train = [replace(part, loss=units.loss) for part in self.part_units[1:]]
+        self.runtime.use(replace(self.agreement, units=units,
+                                 train_units=train[0] if train else None))
 
     def _ask(self, kind: str, arrays: dict[str, Array] | None = None, **shared: Any) -> Any:
         values = {name: np.asarray(value) for name, value in shared.items()}
@@ -252,14 +298,16 @@ class SessionSource:
                                                    reply.hessian[:, 0], pull))
         return reply
 
-    def evidence(self, asked: list[Hypotheses]) -> list[Array]:
-        centres, covariances = _padded([(each.centres, each.covariances) for each in asked])
+    def evidence(self, asked: list[Hypotheses]) -> list[Told]:
+        centres, covariances = _padded([each[:2] for each in asked])
+        n_slopes = max(each.n_slopes for each in asked)
         told = self._ask("evidence", {"centre": centres}, covariance=triangle(covariances),
-                         step=np.array([each.noise for each in asked]))["evidence"]
-        return [told[:, k, :len(each.covariances)] for k, each in enumerate(asked)]
+                         step=np.array([each.noise for each in asked]), rank=n_slopes)
+        return [Told(told["evidence"][:, k, :len(each.covariances)],
+                     told["gradient"][:, k, :each.n_slopes]) for k, each in enumerate(asked)]
 
     def around(self, asked: list[Around]) -> list[Expanded]:
-        centres, covariances = _padded(asked)
+        centres, covariances = _padded([each[:2] for each in asked])
         told = self._ask("around", {"centre": centres}, covariance=triangle(covariances))
         return [Expanded(*(told[name][:, k, :len(each.covariances)]
                            for name in ("values", "gradient", "model")))
@@ -267,15 +315,24 @@ class SessionSource:
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
-        models = {"point": handed}
-        if judged is not None:
-            models |= {"fitted": judged.fitted, "together": judged.together}
-        solution, told = _certify(self.session, solution, tol, self.sizes[0], models)
-        if judged is None:
-            return solution, None
-        rows = int(self.sizes[0].sum() - self.sizes[1].sum())
-        return solution, scores_of(judged, self.units.task, told["scores"],
-                                   told["worse"] > 0, rows)
+        return ask_certificate(self.session, solution, handed, judged, tol, self.sizes,
+                               self.units.task)
+
+
+def ask_certificate(session: Session, solution: Solution, handed: Array, judged: Judged | None,
+                    tol: float, sizes: list[Ints], task: Task,
+                    known: Problem | None = None) -> tuple[Solution, Scores | None]:
+    """`FitSource.finish` by users elsewhere; `known` is the problem of their second moments, where
+    these decide everything.
+    """
+    models = {"point": handed}
+    if judged is not None:
+        models |= {"fitted": judged.fitted, "together": judged.together}
+    solution, told = _certify(session, solution, tol, sizes[0], models, known)
+    if judged is None:
+        return solution, None
+    rows = int(sizes[0].sum() - sizes[1].sum())
+    return solution, scores_of(judged, task, told["scores"], told["worse"] > 0, rows)
 
 
 def _padded(asked: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
@@ -326,7 +383,8 @@ def _second_moments(session: Session, agreement: Agreement,
 
 
 def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
-             models: dict[str, Array]) -> tuple[Solution, dict[str, Array]]:
+             models: dict[str, Array],
+             known: Problem | None = None) -> tuple[Solution, dict[str, Array]]:
     """The solution with a certificate from the users' own rows, and all that they answered.
 
     Where rows count alike, the loss of user i is w_i f_i, whose conjugate at u is w_i times that
@@ -339,6 +397,7 @@ def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
     tol : the certified relative gap to reach.
     sizes : (n_users,) rows.
     models : that users get, and judge.
+    known : the problem by second moments, where these decide everything: answers must agree.
     """
     began, problem = time.perf_counter(), solution.problem
     graph, n = problem.graph, problem.n_users
@@ -357,7 +416,10 @@ def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
     answers = Answers(*(counted * replies.arrays[name]
                         for name in ("value", "conjugate", "residual", "size", "rounding")))
     judgement = judged(problem, solution.models, slopes, about, answers)
-    session.refuse(_wrong_answers(solution, slopes, about, answers), _to_blame(judgement, tol))
+    if known is None and not isinstance(problem.loss, Remote):
+        known = problem
+    wrong = _wrong_answers(known, solution.models, slopes, about, answers)
+    session.refuse(wrong, _to_blame(judgement, tol))
     certificate = judgement.certificate.with_duals(duals)
     done = replace(solution, certificate=certificate, status=Status.of(certificate, tol),
                    duals=duals, seconds=solution.seconds + time.perf_counter() - began)
@@ -370,27 +432,26 @@ def _unwrapped(loss: Loss, sizes: Ints) -> tuple[Loss, Array]:
     inner = loss.loss if isinstance(loss, Personal) else loss
     if not isinstance(inner, Weighted):
         return loss, np.ones(len(sizes))
+    counted = np.asarray(sizes / inner.unit)
     if isinstance(loss, Personal):
-        outer = Personal(inner.loss, covariance=loss.covariance, scale=1.0 / np.maximum(sizes, 1))
-        return outer, sizes / inner.unit
-    return inner.loss, sizes / inner.unit
+        price = np.asarray(loss.scale) / np.maximum(counted, 1e-300)
+        return Personal(inner.loss, covariance=loss.covariance, scale=price), counted
+    return inner.loss, counted
 
 
-
-
-def _wrong_answers(solution: Solution, slopes: Array, about: Array, answers: Answers) -> Flags:
+def _wrong_answers(known: Problem | None, models: Array, slopes: Array, about: Array,
+                   answers: Answers) -> Flags:
     """Whose value and conjugate contradict each other or, where second moments decide everything,
     these.
     """
-    products = np.einsum("nd,nd->n", slopes, solution.models - about)
+    products = np.einsum("nd,nd->n", slopes, models - about)
     wrong = plausible.beyond_conjugate(answers.values, answers.conjugates, products,
                                        answers.rounding)
-    if isinstance(solution.problem.loss, Remote):
+    if known is None:
         return wrong
-    known = answers_of(solution.problem.loss, solution.problem.samples, solution.models, slopes,
-                       about)
-    slack = _CONTRADICTS * (known.sizes + np.abs(known.values))
-    return wrong | (np.abs(answers.values - known.values) > slack)
+    expected = answers_of(known.loss, known.samples, models, slopes, about)
+    slack = _CONTRADICTS * (expected.sizes + np.abs(expected.values))
+    return wrong | (np.abs(answers.values - expected.values) > slack)
 
 
 def _to_blame(judgement: Judgement, tol: float) -> list[str]:
@@ -401,23 +462,3 @@ def _to_blame(judgement: Judgement, tol: float) -> list[str]:
                                     "of the gap is "
                                     f"{judgement.own[judgement.worst]:.1e}")
     return reasons
-
-
-def _finish_condensed(session: Session, fitted: Fit, tol: float) -> Fit:
-    """The fit of second moments, with the certificate and the scores that the users' rows give;
-    every user gets its model with the same question.
-    """
-    sizes, scores = fitted.solution.problem.users.data.sizes, fitted.scores
-    models = {"point": fitted.models}
-    if scores is not None and scores.judged is not None:  # users judge in the units of all rows
-        models |= {name: fitted.units.restored(scores.judged.units.coefficients(part))
-                   for name, part in zip(("fitted", "alone", "together"), scores.judged[1:],
-                                         strict=True)}
-    solution, told = _certify(session, fitted.solution, tol, sizes, models)
-    if scores is not None and "scores" in told:
-        fitted_score, alone, together = told["scores"].T
-        points = scores.points.copy()
-        points[scores.chosen] = fitted_score
-        scores = replace(scores, fitted=fitted_score, alone=alone, together=together,
-                         worse=told["worse"] > 0, points=points)
-    return replace(fitted, solution=solution, scores=scores)

@@ -27,7 +27,7 @@ from coterie.federated.protocol.ledger import Ledger
 from coterie.federated.protocol.messages import digest, square, triangle
 from coterie.federated.session import Round, Session
 from coterie.federated.sources import in_order
-from coterie.fitting.estimate import Fit, fit
+from coterie.fitting import Fit, fit
 from coterie.fitting.predictions import name_text
 from coterie.output.runs.load import Run
 from coterie.output.runs.save import model_columns, table

@@ -1,9 +1,9 @@
 """From users to groups and models with all choices made."""
 
-from coterie.fitting.estimate import Fit, fit
+from coterie.fitting.fit import fit
 from coterie.fitting.prepare import Prepared, prepare
 from coterie.fitting.proof import RunCertificate
-from coterie.fitting.result import TableSource
+from coterie.fitting.result import Fit, TableSource
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, UserStatistics

@@ -44,7 +44,7 @@ from coterie.groups.random_effects import learn_spread
 from coterie.groups.summaries import Summaries, spread_within
 from coterie.groups.wide_models import WideModels, fit_models
 from coterie.losses import Loss, Personal, Samples, Squared
-from coterie.losses.derived import Grouped, Remote
+from coterie.losses.derived import Grouped, Remote, Weighted
 from coterie.losses.personal import PersonalSamples
 from coterie.losses.rows import too_wide
 
@@ -118,6 +118,7 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count,
     if too_wide(loss, samples):
         return wide_models(loss, samples, labels, count, start).centres
     rows: Array = samples.users.sizes.astype(float)
+    count = "users" if loss.counts_rows else count
     if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray):  # noise / rows
         rows = 1.0 / loss.scale
     weights = rows / rows.mean() if count == "rows" else None
@@ -150,6 +151,17 @@ def wide_models(loss: Loss, samples: Samples, labels: Ints, count: Count,
         return fit_models(loss.loss, samples.inner, labels, weights, samples.metric.prices[:, 0],
                           start, accurate)
     return fit_models(loss, samples, labels, weights, None, start, accurate)
+
+
+def stated_loss(loss: Loss, unit: float | Array | None, covariance: Array | None,
+                scale: Array | None) -> Loss:
+    """The loss of the problem that a fit solves: with `unit` every row counts alike, and with a
+    covariance centres of personal models are fitted, by default at a price of one over the rows.
+    """
+    counted = loss if unit is None else Weighted(loss=loss, unit=unit)
+    if covariance is None:
+        return counted
+    return Personal(counted, covariance=covariance, scale="rows" if scale is None else scale)
 
 
 def kind_of(loss: Loss, labels: Ints) -> Kind:
@@ -358,7 +370,7 @@ def new_row_losses(option: Sharing, known: Summaries) -> Array:
     share = np.ones(n) if option.count == "rows" else 1.0 / weights
     sums = group_sums(share[:, None, None] * B, option.labels, option.n_groups)
     sums += 1e-12 * np.trace(sums, axis1=1, axis2=2)[:, None, None] * eye
-    sums += np.diag(known.prior * known.noise) if known.prior.size else 0.0
+    sums += known.noise * known.precision(option.n_groups)
     inverse = np.asarray(np.linalg.inv(sums))
     centres = _times(inverse, group_sums(share[:, None] * pull, option.labels, option.n_groups))
     centres = centres[option.labels]

@@ -75,9 +75,11 @@ class Fit(Accounted, PredictsRows):
     ----------
     settings : of the fit.
     units : how the numbers given became the numbers solved for.
-    solution : at the chosen lam, with its certificate.
-    path : from separate models to one model for all.
-    chosen : the index of the solution's lam on the path.
+    solution : of the convex problem of what was chosen, with its certificate.
+    path : from separate models to groups of users; where nothing is given, the one on the users'
+        summaries that proposed the groups, with weights by Wald distance.
+    chosen : the index of the point of the path with the solution's groups, or the most similar
+        ones, and its lam.
     together : (dim,) one model for all, for users who are not among those of the fit.
     why : the reason for the chosen lam, a sentence.
     scores : on held-out rows; None where none were held out.
@@ -147,12 +149,11 @@ class Fit(Accounted, PredictsRows):
         return self.solution.n_clusters
 
     @property
-    def weights_from_groups(self) -> bool:
-        """Whether the weights were made from the groups: then the path proves nothing about these
-        groups.
+    def by_summaries(self) -> bool:
+        """Whether groups and models were chosen on summaries: then the path proposed the groups,
+        and the problem of the solution has weights inside the groups only.
         """
-        return (self.settings.weights == "auto" and self.noun == "user"
-                and 1 < self.n_clusters < len(self.names))
+        return self.settings.lam == self.settings.weights == "auto" and self.noun == "user"
 
     @property
     def noun(self) -> str:
@@ -167,18 +168,7 @@ class Fit(Accounted, PredictsRows):
         texts = [self.why, *([] if self.scores is None else [str(self.scores)])]
         lines = [f"<p><strong>Warning:</strong> {escape(s)}</p>" for s in self.warnings]
         lines += [f"<p>{escape(s)}</p>" for s in texts]
-        return self.solution._repr_html_() + "".join(lines) + self.shown_path._repr_html_()
-
-    @property
-    def shown_path(self) -> Path:
-        """The path as it is drawn: up to the chosen lam where `lam` and the weights come from the
-        groups.
-
-        Above it such weights keep the groups apart over a long range of lam, for any groups.
-        """
-        if self.settings.lam != "auto" or not self.weights_from_groups:
-            return self.path
-        return replace(self.path, solutions=self.path.solutions[:self.chosen + 1])
+        return self.solution._repr_html_() + "".join(lines) + self.path._repr_html_()
 
     @property
     def kind(self) -> Kind:

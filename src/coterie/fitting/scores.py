@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from coterie.base.types import Array, Flags
 from coterie.data.condensed import Condensed
 from coterie.data.encoding import Task
-from coterie.data.users import Split, Users
-from coterie.fitting.kinds import Sharing, handed_out
-from coterie.fitting.path import solve_plan
-from coterie.fitting.plan import PathPlan, learn_units, make_plan
-from coterie.fitting.settings import Settings
-from coterie.fitting.units import Units
-from coterie.fitting.work import Work
-from coterie.losses.rows import too_wide
+from coterie.data.users import Users
 
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE",
                             "counts": "deviance"}
 _CHANCE = 0.01  # p value below which a difference is more than chance
-_TOL = 1e-4  # relative gap of solutions of which only the groups are used
-_COMPLETE = 5000  # numbers in all models up to which the complete path is scored
-
-
-class JudgedModels(NamedTuple):
-    """The models that were scored, in units of their own."""
-
-    units: Units
-    fitted: Array  # (n_users, dim)
-    alone: Array  # (n_users, dim)
-    together: Array  # (n_users, dim)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,7 +35,6 @@ class Scores:
     n_rows : number of held-out rows.
     worse : (n_users,) who is worse off than alone by more than chance: p below 0.01 in a paired
         one-sided t test over the user's held-out rows.
-    judged : the models that were scored; None where they are not kept.
     """
 
     metric: str
@@ -68,7 +48,6 @@ class Scores:
     n_clusters: int
     n_rows: int
     worse: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
-    judged: JudgedModels | None = field(default=None, repr=False)
 
     @property
     def gains(self) -> Array:
@@ -132,62 +111,6 @@ def mean_and_error(values: Array) -> tuple[float, float]:
     """The mean and its standard error; nan where there are too few values."""
     return (float(values.mean()) if values.size else np.nan,
             float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else np.nan)
-
-
-def score_held_out(split: Split, settings: Settings, work: Work,
-                   like: Sharing | None = None) -> tuple[Scores | None, PathPlan | None]:
-    """Fit without a share of every user's rows and score on these rows; None where there are none.
-
-    The kind of models is chosen, or that of `like`.
-
-    Returns
-    -------
-    The scores, and the plan of the fit without these rows, which has chosen the kind of models.
-    """
-    classes = settings.task == "classification"
-    train, test, present = split.train, split.test, split.test.counts > 0
-    assert train.targets is not None
-    assert test.targets is not None
-    if not present.any() or (classes and len(np.unique(train.targets)) < 2):
-        return None, None
-    units = learn_units(train, settings, int(max(train.targets.max(), test.targets.max())) + 1
-                        if classes else 0)
-    work = replace(work, prefix="held out: " if like is None else "held out again: ")
-    inner, numbers = units.inner(train), train.n_users * units.loss.dim(train)
-    # Where a path takes long, only the chosen point is scored.
-    own = units.loss.prepare(inner)
-    complete = numbers <= _COMPLETE and not too_wide(units.loss, own)
-    plan = make_plan(inner, units.loss, settings, work, like, with_path=complete)
-    problem = plan.problem
-    if complete or plan.sharing is None:
-        path = solve_plan(plan, replace(settings, tol=max(settings.tol, _TOL)), work)
-        labels, index = [s.labels for s in path.solutions], plan.choose(path)[0]
-    else:  # the groups at the chosen lam are known
-        labels, index = [plan.sharing.labels], 0
-    known: dict[bytes, Array] = {}
-    for groups in labels:
-        if groups.tobytes() not in known:
-            known[groups.tobytes()] = handed_out(problem.loss, problem.samples, groups,
-                                                 settings.count)
-    models = [known[groups.tobytes()] for groups in labels]
-    held_out = units.inner(test.take(np.flatnonzero(present)))
-    samples, loss = units.loss.prepare(held_out), units.loss
-    with np.errstate(over="ignore"):  # a predicted count may be too large for float64
-        losses = np.array([loss.values(samples, m[present]).mean() for m in models])
-    chosen = index if index >= 0 else int(losses.argmin())
-    points = np.stack([units.scores(m, test) for m in models])
-    pooled = handed_out(loss, own, np.zeros(train.n_users, dtype=np.int64), settings.count)
-    separate = loss.local(own).points if not too_wide(loss, own) else handed_out(
-        loss, own, np.arange(train.n_users), settings.count)
-    scores = Scores(metric=METRICS[settings.task], larger=classes, fitted=points[chosen],
-                    alone=units.scores(separate, test), together=units.scores(pooled, test),
-                    points=points, losses=losses, chosen=chosen,
-                    n_clusters=int(labels[chosen].max()) + 1,
-                    n_rows=int(test.sizes.sum()), judged=JudgedModels(units, models[chosen],
-                        separate, pooled),
-                    worse=worse_than_alone(units.errors(models[chosen], test),
-                                           units.errors(separate, test), test))
-    return scores, plan
 
 
 def worse_than_alone(errors: Array, alone: Array, test: Users) -> Flags:

@@ -24,9 +24,11 @@ from coterie.data.users import Users
 from coterie.fitting.scores import METRICS, Scores, worse_than_alone
 from coterie.fitting.units import Units, UserStatistics
 from coterie.groups.summaries import RowsSource, Source
-from coterie.losses import Loss, Personal, Samples
+from coterie.groups.wide_models import fit_models
+from coterie.losses import Huber, Loss, Personal, Samples
 from coterie.losses.derived import Remote
 from coterie.losses.personal import PersonalSamples
+from coterie.losses.rows import too_wide
 from coterie.problem.certificates import certify
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution, Status
@@ -41,6 +43,8 @@ class Around(NamedTuple):
 
     centres: Array  # (n_users, k, dim)
     covariances: Array  # (k, dim, dim)
+    # Of each centre, (n_users,) the noise of users over the common one, where it differs.
+    noises: tuple[Array | None, ...] = ()
 
 
 class Expanded(NamedTuple):
@@ -60,10 +64,18 @@ class Judged(NamedTuple):
 
 
 class FitSource(Source, Protocol):
-    """A source that can answer for a fit."""
+    """A source that can answer for a fit; `parts` are the rows where they are in this process, or
+    stand-ins with the same moments. `exact` is whether these are summarised without asking.
+    """
+
+    units: Units
+    parts: list[Users]
+    exact: bool
 
     def use(self, units: Units) -> None:
-        """Take the loss of these units from now on."""
+        """Take the loss of these units from now on, also for the rows that are not held out, which
+        have units of their own.
+        """
 
     def around(self, asked: list[Around]) -> list[Expanded]:
         """Values, slopes and models around centres, by part."""
@@ -90,19 +102,24 @@ class RowsFitSource(RowsSource):
     users : all their rows, in the units given.
     kept, test : those that are not held out, and those that are, of the same users; None where none
         are.
+    train_units : of the rows that are not held out.
     """
 
     def __init__(self, units: Units, users: Users, kept: Users | None = None,
-                 test: Users | None = None) -> None:
-        super().__init__(units.loss, [units.inner(part) for part in (users, kept)
-                                      if part is not None])
-        self.units, self.test = units, test
+                 test: Users | None = None, train_units: Units | None = None) -> None:
+        parts = [units.inner(users)]
+        if kept is not None:
+            parts.append((train_units or units).inner(kept))
+        super().__init__(units.loss, parts)
+        self.units, self.train_units, self.test = units, train_units or units, test
+        self.exact = units.loss.quadratic or isinstance(units.loss, Huber)
         targets = UserStatistics.of(users if kept is None else kept).targets
         if targets is not None:  # by user, as users elsewhere send it
             self.target_mean = units.mean_target(targets.counts, targets.means)
 
     def use(self, units: Units) -> None:
         self.units, self.loss = units, units.loss
+        self.train_units = replace(self.train_units, loss=units.loss)
 
     def around(self, asked: list[Around]) -> list[Expanded]:
         return [expanded(self.loss, part, each)
@@ -123,12 +140,20 @@ class RowsFitSource(RowsSource):
 
     def _score(self, judged: Judged) -> Scores:
         assert self.test is not None
-        units, test = self.units, self.test
-        models = [judged.fitted, own_models(self.loss, self.parts[-1]), judged.together]
+        units, test = self.train_units, self.test
+        models = [judged.fitted, self._own(), judged.together]
         told = np.stack([units.scores(each, test) for each in models], axis=1)
         worse = worse_than_alone(units.errors(models[0], test), units.errors(models[1], test),
                                  test)
         return scores_of(judged, units.task, told, worse, int(test.sizes.sum()))
+
+    def _own(self) -> Array:
+        """(n_users, dim) models from each user's own rows that are not held out."""
+        samples = self.loss.prepare(self.parts[-1])
+        if not too_wide(self.loss, samples):
+            return own_models(self.loss, self.parts[-1])
+        alone = np.arange(samples.n_users)
+        return fit_models(self.loss, samples, alone, np.ones(samples.n_users)).models
 
 
 def scores_of(judged: Judged, task: Task, told: Array, worse: Flags, n_rows: int) -> Scores:
@@ -148,11 +173,12 @@ def scores_of(judged: Judged, task: Task, told: Array, worse: Flags, n_rows: int
                   chosen=0, n_clusters=judged.n_groups, n_rows=n_rows, worse=worse)
 
 
-def outer_loss(loss: Loss, users: Users, covariance: Array) -> Loss:
+def outer_loss(loss: Loss, users: Users, covariance: Array, noise: Array | None = None) -> Loss:
     """The loss of a centre; `covariance` is that of the personal part, or zero."""
     if not covariance.any():
         return loss
-    return Personal(loss, covariance=covariance, scale=1.0 / np.maximum(users.sizes, 1))
+    rows = np.maximum(users.sizes, 1)
+    return Personal(loss, covariance=covariance, scale=(1.0 if noise is None else noise) / rows)
 
 
 def _prepare(outer: Loss, users: Users) -> Samples:
@@ -167,7 +193,7 @@ def expanded(loss: Loss, users: Users, asked: Around) -> Expanded:
     """`FitSource.around` for some rows of these users."""
     parts = []
     for k, covariance in enumerate(asked.covariances):
-        outer = outer_loss(loss, users, covariance)
+        outer = outer_loss(loss, users, covariance, asked.noises[k] if asked.noises else None)
         samples, centres = _prepare(outer, users), asked.centres[:, k]
         with np.errstate(over="ignore", invalid="ignore"):  # trial points
             values, gradients, _ = outer.evaluate(samples, centres, 1)

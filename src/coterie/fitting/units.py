@@ -353,3 +353,9 @@ def make_loss(task: Task, name: str, ridge: float, n_classes: int) -> Loss:
         return Multinomial(ridge=float(ridge), penalize_intercept=True, n_classes=n_classes)
     return kind(ridge=float(ridge), penalize_intercept=True)
 
+
+def learn_units(users: Users, settings: Settings, n_classes: int = 0) -> Units:
+    """The units of these users' data."""
+    return Units.learn(users, settings.task, loss=settings.loss, ridge=settings.ridge,
+                       n_classes=max(n_classes, settings.n_classes),
+                       standardize=settings.standardize)

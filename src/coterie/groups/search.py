@@ -26,6 +26,7 @@ from coterie.losses.derived import Quadratic
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
+from coterie.problem.weights import LocalModels
 
 _FIRST_LIMIT = 8  # number of groups of the first search; doubled while that many are found
 # Partitions of the path of a sample of the users, or with losses that are not quadratic, to
@@ -103,7 +104,7 @@ def kind_of(description: Partition) -> Kind:
 def search(known: Summaries, options: SearchOptions) -> SearchResult:
     """The search among users, by their summaries, with standardised features."""
     judge = Judge.of(known)
-    path = _path(known.users, known.loss, known.sizes, options)
+    path = propose(known.users, known.loss, known.sizes, options)
     sources = Sources(path, options.proposals)
     return SearchResult(_within_limit(lambda limit: _descriptions(judge, sources, limit),
                                       options.max_groups), path)
@@ -146,7 +147,8 @@ def _weighed(known: Summaries, examined: list[Partition], asked: list[Partition]
     No spread within groups is described where there is none around one centre.
     """
     out, sums = list[Partition](), evidence.sum(axis=0)
-    lengths = {part.labels.tobytes(): part for part in reversed(examined) if part.spread is None}
+    ordered = sorted(examined, key=lambda part: -part.length)  # of equal groups the shortest
+    lengths = {part.labels.tobytes(): part for part in ordered if part.spread is None}
     for part, value in zip(asked, sums.tolist(), strict=True):
         if part.spread is not None:
             out.append(replace(part, length=part.length + part.spread.evidence - value,
@@ -165,7 +167,7 @@ def _weighed(known: Summaries, examined: list[Partition], asked: list[Partition]
     return [part for part in out if part.spread is None or not part.labels.any()]
 
 
-def _path(users: Participants, loss: Loss, sizes: Ints, options: SearchOptions) -> Path:
+def propose(users: Participants, loss: Loss, sizes: Ints, options: SearchOptions) -> Path:
     """The path with quadratic losses, of a sample if there are many users; empty if there are
     proposals already.
     """
@@ -178,10 +180,16 @@ def _path(users: Participants, loss: Loss, sizes: Ints, options: SearchOptions) 
         users, loss, sizes, tol = Participants([users.names[i] for i in some],
                                                users.feature_names), \
             _expanded(users, loss, some), sizes[some], _TOL_OF_SAMPLE
-    local, graph = nearest_users(users, loss, sizes, options.k, options.ridge)
-    problem = Problem(users, WithRidge(loss, options.ridge), 0.0, graph)
+    problem, local = whole_problem(users, loss, sizes, options)
     return search_path(problem, local, options.max_groups or _FIRST_LIMIT, options.n_lams, tol,
                        options.progress)
+
+
+def whole_problem(users: Participants, loss: Loss, sizes: Ints,
+                  options: SearchOptions) -> tuple[Problem, LocalModels]:
+    """The problem whose path proposes groups, with weights by Wald distance, and local models."""
+    local, graph = nearest_users(users, loss, sizes, options.k, options.ridge)
+    return Problem(users, WithRidge(loss, options.ridge), 0.0, graph), local
 
 
 def _expanded(users: Participants, loss: Loss, some: Ints) -> Quadratic:

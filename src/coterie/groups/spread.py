@@ -102,6 +102,11 @@ class Expansions:
             self, lambda low: Factors(factor * low.floors, factor**0.5 * low.factors),
             lambda known: Spectra(factor * known.scales, known.axes))
 
+    def weighted(self, weights: Array) -> Expansions:
+        """The log-likelihood of every user times its weight."""
+        return Expansions(weights * self.constants, weights[:, None] * self.slopes,
+                          weights[:, None, None] * self.curvatures)
+
     def _knowing(self, other: Expansions, factors: Callable[[Factors], Factors],
                  spectra: Callable[[Spectra], Spectra]) -> Expansions:
         """The same, with factors and spectra that come from those of others."""

@@ -24,6 +24,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from coterie.base.labels import group_sums
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants, Users
 from coterie.groups.dispersion import dispersion, without_ridge
@@ -34,6 +35,10 @@ from coterie.losses.derived import Quadratic
 _ROUNDS = 2  # summaries that the one centre is learned from
 _START = 0.3  # variance of models around the first centre
 _SCALES = (1.0, 3.0, 9.0, 27.0, 81.0)  # of T that evidence is asked for
+# Of T, for models of groups to start from: curvatures at users' own models say little where these
+# are far apart.
+_WITHIN = 0.1
+_LENGTHS = (0.3, 1.0, 2.0)  # of the step to the models of groups
 _PRIOR, _PRIOR_VARIANCE = 2.0, 0.05  # users that the prior of T counts for, and their variance
 _INTERCEPT = 100.0  # variance of the prior of the centre's intercepts
 _STEPS, _SETTLED = 200, 1e-3  # rounds of EM, and the gain in evidence that ends it
@@ -78,8 +83,8 @@ class Source(Protocol):
         out; with `n_parts` 2 of all rows there, too.
         """
 
-    def evidence(self, asked: list[Hypotheses]) -> list[Array]:
-        """By part, (n_users, k) log evidence by Laplace's approximation."""
+    def evidence(self, asked: list[Hypotheses]) -> list[Told]:
+        """By part, the log evidence by Laplace's approximation, and its slopes."""
 
 
 class Hypotheses(NamedTuple):
@@ -88,6 +93,14 @@ class Hypotheses(NamedTuple):
     centres: Array  # (n_users, k, dim)
     covariances: Array  # (k, dim, dim)
     noise: float
+    n_slopes: int = 0  # slopes are asked for of so many centres, the first ones
+
+
+class Told(NamedTuple):
+    """What users answer to `Hypotheses`."""
+
+    evidence: Array  # (n_users, k)
+    slopes: Array  # (n_users, n_slopes, dim) of the evidence by the centre
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,11 +177,26 @@ class Summaries:
                    noise=dispersion(loss, users, samples), n_eff=float(users.sizes.sum()),
                    intercepts=intercepts_of(loss, samples))
 
+    def precision(self, n_groups: int) -> Array:
+        """(dim, dim) of the prior of centres: the one of all users, or those of several groups,
+        which differ from it as models do.
+        """
+        if self.one is None or n_groups == 1:
+            return np.diag(self.prior) if self.prior.size else np.zeros((self.samples.dim,) * 2)
+        return np.asarray(np.linalg.inv(np.diag(1.0 / self.prior) + self.one.covariance))
+
     def centres(self, labels: Ints, covariance: Array) -> Array:
         """(n_groups, dim) the centres of groups whose models vary around them, with their prior."""
         sums = self.expansions.marginal(covariance)[0].sums(labels)
-        held = sums.curvatures + np.diag(self.prior)
+        held = sums.curvatures + self.precision(len(sums.slopes))
         return np.asarray(np.linalg.solve(held, sums.slopes[..., None])[..., 0])
+
+    def newton_step(self, labels: Ints, models: Array, slopes: Array) -> Array:
+        """(n_groups, dim) a step of the models of groups by their users' (n_users, dim) slopes."""
+        prior = self.precision(len(models))
+        held = self.expansions.sums(labels).curvatures + prior
+        pull = group_sums(slopes, labels) - models @ prior
+        return np.asarray(np.linalg.solve(held, pull[..., None])[..., 0])
 
 
 def summarise(source: Source) -> list[Summaries]:
@@ -283,8 +311,11 @@ class _Working(NamedTuple):
 
 def ask_evidence(source: Source, summaries: list[Summaries],
                  others: list[list[tuple[Ints, Array | None]]]) -> list[tuple[Summaries, Array]]:
-    """Ask for the evidence of T times 1, 3, 9, ..., and take the most likely one; in the same round
-    for that of other descriptions.
+    """Ask for the evidence of T times 1, 3, 9, ..., and take the most likely one; in the same
+    rounds for that of other descriptions.
+
+    Where all users of a group share its model, that by the summaries may be far from the most
+    likely one: it takes one step by the slopes that users tell, as long as is best.
 
     Parameters
     ----------
@@ -297,26 +328,65 @@ def ask_evidence(source: Source, summaries: list[Summaries],
     -------
     By part the summaries with T scaled, and (n_users, n_others) the evidence of the others.
     """
-    asked, everyone = [], np.zeros(summaries[0].users.n_users, dtype=np.int64)
-    for known, wanted in zip(summaries, others, strict=True):
-        assert known.one is not None
-        none = _NOTHING * np.eye(len(known.intercepts))
-        pairs = [(everyone, none), *((everyone, c * known.one.covariance) for c in _SCALES),
-                 *((labels, none if T is None else T) for labels, T in wanted)]
-        centres = [known.centres(labels, T)[labels] for labels, T in pairs]
-        asked.append(Hypotheses(np.stack(centres, axis=1), np.stack([T for _, T in pairs]),
-                                known.noise))
-    out = []
-    for known, evidence, wanted in zip(summaries, source.evidence(asked), others, strict=True):
-        assert known.one is not None
-        sums, rest = evidence.sum(axis=0), evidence[:, 1 + len(_SCALES):]
-        best = int(sums[1:1 + len(_SCALES)].argmax())
-        one = replace(known.one, covariance=_SCALES[best] * known.one.covariance,
-                      gain=float(sums[1 + best] - sums[0]))
-        told = {labels.tobytes(): rest[:, k] for k, (labels, T) in enumerate(wanted) if T is None}
-        out.append((replace(known, one=one, told=told | {everyone.tobytes(): evidence[:, 0]}),
-                    rest))
-    return out
+    everyone = np.zeros(summaries[0].users.n_users, dtype=np.int64)
+    shared = [[everyone, *(labels for labels, T in wanted if T is None)] for wanted in others]
+    varied = [[*((everyone, c * known.one.covariance) for c in _SCALES if known.one is not None),
+               *((labels, T) for labels, T in wanted if T is not None)]
+              for known, wanted in zip(summaries, others, strict=True)]
+    # 1. Models of groups by the summaries, with slopes; and all other descriptions.
+    starts = [[known.centres(labels, _WITHIN * known.one.covariance) for labels in each
+               if known.one is not None]
+              for known, each in zip(summaries, shared, strict=True)]
+    first = source.evidence([
+        _hypotheses(known, [*zip(equal, models, [_nothing(known)] * len(equal), strict=True),
+                            *((labels, known.centres(labels, T), T) for labels, T in each)],
+                    len(equal))
+        for known, equal, models, each in zip(summaries, shared, starts, varied, strict=True)])
+    # 2. The models of groups after a step by these slopes.
+    steps = [[known.newton_step(labels, models, told.slopes[:, k])
+              for k, (labels, models) in enumerate(zip(equal, each, strict=True))]
+             for known, equal, each, told in zip(summaries, shared, starts, first, strict=True)]
+    second = source.evidence([
+        _hypotheses(known, [(labels, models + length * step, _nothing(known))
+                            for labels, models, step in zip(equal, each, some, strict=True)
+                            for length in _LENGTHS], 0)
+        for known, equal, each, some in zip(summaries, shared, starts, steps, strict=True)])
+    return [_learned(known, equal, each, told, more.evidence)
+            for known, equal, each, told, more in zip(summaries, shared, others, first, second,
+                                                      strict=True)]
+
+
+def _nothing(known: Summaries) -> Array:
+    """The covariance of models that do not differ."""
+    return _NOTHING * np.eye(len(known.intercepts))
+
+
+def _hypotheses(known: Summaries, described: list[tuple[Ints, Array, Array]],
+                n_slopes: int) -> Hypotheses:
+    """The question about groups with these centres and covariances."""
+    return Hypotheses(np.stack([centres[labels] for labels, centres, _ in described], axis=1),
+                      np.stack([T for _, _, T in described]), known.noise, n_slopes)
+
+
+def _learned(known: Summaries, shared: list[Ints], others: list[tuple[Ints, Array | None]],
+             first: Told, second: Array) -> tuple[Summaries, Array]:
+    """The summaries with T scaled by the answers, and the evidence of the others."""
+    assert known.one is not None
+    told = {}
+    for k, labels in enumerate(shared):  # of each group, the best model
+        tried = np.column_stack([first.evidence[:, k],
+                                 second[:, k * len(_LENGTHS):(k + 1) * len(_LENGTHS)]])
+        best = group_sums(tried, labels).argmax(axis=1)[labels]
+        told[labels.tobytes()] = tried[np.arange(len(labels)), best]
+    together = told[np.zeros(len(shared[0]), dtype=np.int64).tobytes()]
+    varied = first.evidence[:, len(shared):]
+    scales = varied[:, :len(_SCALES)].sum(axis=0)
+    one = replace(known.one, covariance=_SCALES[int(scales.argmax())] * known.one.covariance,
+                  gain=float(scales.max() - together.sum()))
+    rest = iter(varied.T[len(_SCALES):])
+    evidence = [told[labels.tobytes()] if T is None else next(rest) for labels, T in others]
+    columns = np.stack(evidence, axis=1) if evidence else np.zeros((len(together), 0))
+    return replace(known, one=one, told=told), columns
 
 
 def spread_within(known: Summaries, labels: Ints) -> Array:
@@ -326,7 +396,7 @@ def spread_within(known: Summaries, labels: Ints) -> Array:
     for _ in range(_STEPS):
         marginal, V = known.expansions.marginal(T)
         sums = marginal.sums(labels)
-        held = sums.curvatures + np.diag(known.prior)
+        held = sums.curvatures + known.precision(len(sums.slopes))
         centres = np.asarray(np.linalg.solve(held, sums.slopes[..., None])[..., 0])
         moment = known.expansions.second_moment(centres[labels], V)
         before, T = T, _with_prior(moment, len(labels))
@@ -362,7 +432,7 @@ class RowsSource:
     def summary(self, centre: Array, covariance: Array, noise: float, n_parts: int) -> Reply:
         return summary_at(self.loss, self.parts, centre, covariance, noise, n_parts)
 
-    def evidence(self, asked: list[Hypotheses]) -> list[Array]:
+    def evidence(self, asked: list[Hypotheses]) -> list[Told]:
         return [evidence_of(self.loss, part, each)
                 for part, each in zip(self.parts, asked, strict=True)]
 
@@ -391,18 +461,20 @@ def _squares(loss: Loss, users: Users, points: Array) -> Array:
     return np.asarray(np.bincount(users.owner, parts, users.n_users))
 
 
-def evidence_of(loss: Loss, users: Users, asked: Hypotheses) -> Array:
-    """(n_users, k) the log evidence of the rows of each user, by Laplace's approximation."""
+def evidence_of(loss: Loss, users: Users, asked: Hypotheses) -> Told:
+    """`Source.evidence` of these users."""
     plain = without_ridge(loss)
     samples, weights = plain.prepare(users), users.sizes / asked.noise
-    columns = []
+    columns, slopes = [], np.zeros((users.n_users, asked.n_slopes, samples.dim))
     for k, covariance in enumerate(asked.covariances):
         centres = asked.centres[:, k]
         outer = Personal(plain, covariance=covariance, scale=1.0 / np.maximum(weights, 1e-300))
         modes = outer.own_models(outer.prepare(users), centres)
         marginal = Expansions.at(plain, samples, weights, modes).marginal(covariance)[0]
         columns.append(marginal.at_own(centres))
-    return np.stack(columns, axis=1)
+        if k < asked.n_slopes:
+            slopes[:, k] = marginal.slopes - (marginal.curvatures @ centres[..., None])[..., 0]
+    return Told(np.stack(columns, axis=1), slopes)
 
 
 def information(loss: Loss, users: Users, centre: Array) -> Array:

@@ -106,6 +106,8 @@ class Loss(ABC):
     least: ClassVar[float] = -np.inf  # a number that no f_i falls below
     # Whether every f_i is quadratic, so that one Hessian serves everywhere.
     quadratic: ClassVar[bool] = False
+    # Whether a user's loss counts as often as it has rows.
+    counts_rows: ClassVar[bool] = False
 
     @abstractmethod
     def dim(self, users: Participants) -> int:

@@ -337,6 +337,23 @@ class EnvelopeCurvature(Curvature):
         return np.asarray(self.shape[1] * mean * self.prices / (mean + self.prices))
 
 
+class ScaledCurvature(Curvature):
+    """The Hessians of losses that count w_i times: w_i H_i."""
+
+    def __init__(self, inside: Curvature, weights: Array) -> None:
+        self.inside, self.weights, self.shape = inside, weights, inside.shape
+
+    def times(self, vectors: Array) -> Array:
+        return np.asarray(self.weights[:, None] * self.inside.times(vectors))
+
+    def inverse(self, shift: Array, dtype: type = np.float64) -> Inverse:
+        solve = self.inside.inverse(shift / self.weights, dtype)
+        return lambda vectors: np.asarray(solve(vectors) / self.weights[:, None])
+
+    def trace(self) -> Array:
+        return np.asarray(self.weights * self.inside.trace())
+
+
 class GroupCurvature(Curvature):
     """sum_i weights_i H_i over the members i of each group; systems by conjugate gradients.
 

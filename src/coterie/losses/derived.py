@@ -13,7 +13,13 @@ from coterie.base.labels import group_sums
 from coterie.base.types import Array, Indices, Ints
 from coterie.data.users import Participants, Users
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
-from coterie.losses.curvature import GroupCurvature, Span, SpanCurvature, WideEvaluation
+from coterie.losses.curvature import (
+    GroupCurvature,
+    ScaledCurvature,
+    Span,
+    SpanCurvature,
+    WideEvaluation,
+)
 from coterie.losses.newton import Minimum
 from coterie.losses.rows import minimise_wide
 
@@ -316,7 +322,7 @@ class Weighted(Loss):
     Parameters
     ----------
     loss : of a user.
-    unit : the number of rows that count as one user.
+    unit : the number of rows that count as one user; one for each user where their noise differs.
 
     Example
     -------
@@ -329,7 +335,8 @@ class Weighted(Loss):
     """
 
     loss: Loss
-    unit: float
+    unit: float | Array
+    counts_rows: ClassVar[bool] = True
 
     @property
     def quadratic(self) -> bool:  # type: ignore[override]
@@ -344,8 +351,8 @@ class Weighted(Loss):
         return self.loss.own_loss
 
     def _weights(self, samples: Samples, users: Indices | None) -> Array:
-        sizes = samples.users.sizes if users is None else samples.users.sizes[users]
-        return np.asarray(sizes / self.unit)
+        weights = np.asarray(samples.users.sizes / self.unit)
+        return weights if users is None else weights[users]
 
     def dim(self, users: Participants) -> int:
         return self.loss.dim(users)
@@ -355,6 +362,14 @@ class Weighted(Loss):
 
     def concerns(self, users: Users) -> list[str]:
         return self.loss.concerns(users)
+
+    def wide(self, samples: Samples) -> bool:
+        return self.loss.wide(samples)
+
+    def expand(self, samples: Samples, models: Array,
+               users: Indices | None = None) -> WideEvaluation:
+        w, (f, g, h) = self._weights(samples, users), self.loss.expand(samples, models, users)
+        return WideEvaluation(w * f, w[:, None] * g, ScaledCurvature(h, w))
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2,
                  users: Indices | None = None) -> Evaluation:

@@ -117,6 +117,10 @@ class Personal(Loss):
         return self.loss.quadratic
 
     @property
+    def counts_rows(self) -> bool:  # type: ignore[override]
+        return self.loss.counts_rows
+
+    @property
     def least(self) -> float:  # type: ignore[override]
         return self.loss.least
 

@@ -41,8 +41,7 @@ from coterie.federated.private.release import (
 from coterie.federated.protocol.messages import Batch, triangle
 from coterie.federated.session import Session
 from coterie.federated.settings import Deployment
-from coterie.fitting.estimate import Fit
-from coterie.fitting.result import SentModels
+from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, make_loss
 from coterie.losses import Personal

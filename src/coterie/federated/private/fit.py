@@ -19,11 +19,14 @@ from coterie.base.errors import CoterieWarning
 from coterie.base.types import Array, Ints
 from coterie.data.scaling import Standardizer
 from coterie.federated.private.effective import Effective, with_means
-from coterie.fitting.estimate import Fit, fit
+from coterie.fitting.fit import fit, fit_source
+from coterie.fitting.judge import Choice
 from coterie.fitting.kinds import Comparison, choose
-from coterie.fitting.plan import learn_units
+from coterie.fitting.result import Fit
 from coterie.fitting.settings import Settings
-from coterie.fitting.work import FitProgress
+from coterie.fitting.sources import FitSource, RowsFitSource
+from coterie.fitting.units import learn_units
+from coterie.fitting.work import FitProgress, Work
 from coterie.groups.partitions import Judge
 from coterie.groups.search import SearchOptions, search, shortest
 from coterie.groups.summaries import Summaries
@@ -45,20 +48,22 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
     """
     settings = replace(settings, task="regression", loss="squared", holdout=0.0, standardize=False,
                        ridge=known.ridge, n_classes=0)
-    store: dict[str, Any] = {}
-    if known.users.n_users > 2:
-        units = learn_units(known.users, settings)
-        inner = units.inner(known.users)
-        labels, sentence = search_groups(known, inner, units.loss, settings)
-        compared = choose(Summaries.exact(inner, units.loss), labels, settings)
-        chosen = _prefer_groups(compared)
-        kind = compared.options[chosen]
-        compared = replace(compared, chosen=chosen)
-        store = {"groups": {"labels": labels, "sentence": sentence, "limit": ""},
-                 "kind": {"kind": kind.kind, "labels": kind.labels, "covariance": kind.covariance,
-                          "noise": kind.noise, "means": compared.means, "errors": compared.errors}}
+    units = learn_units(known.users, settings)
+    if known.users.n_users < 2:
+        return fit(known.users, settings, progress=progress)
+
+    def judge(source: FitSource, settings: Settings, work: Work) -> list[Choice]:
+        inner = source.parts[0]
+        labels, sentence = search_groups(known, inner, source.loss, settings)
+        summaries = Summaries.exact(inner, source.loss)
+        compared = choose(summaries, labels, settings)
+        compared = replace(compared, chosen=_prefer_groups(compared))
+        return [Choice(labels, sentence, compared.sharing, compared.means, compared.errors,
+                       summaries)]
+
     with warnings.catch_warnings(action="ignore", category=CoterieWarning):
-        return fit(known.users, settings, store=store, progress=progress)
+        return fit_source(RowsFitSource(units, known.users), settings,
+                          Work(progress or (lambda *_: None)), judge)
 
 
 def search_groups(known: Effective, inner: Any, loss: Loss, settings: Settings) -> tuple[Ints, str]:

@@ -272,7 +272,8 @@ SCHEMAS: dict[str, Schema] = {
     "summary": Schema({"centre": "=d", "covariance": "=m", "step": "=1", "rank": "=1"}, {
         "point": "d", "values": "m", "gradient": "m", "hessian": "m", "information": "m",
         "size": "m"}),
-    "evidence": Schema({"covariance": "=m", "step": "=m", "centre": "m"}, {"evidence": "m"}),
+    "evidence": Schema({"covariance": "=m", "step": "=m", "rank": "=1", "centre": "m"}, {
+        "evidence": "m", "gradient": "m"}),
     "around": Schema({"covariance": "=m", "centre": "m"}, {
         "values": "m", "gradient": "m", "model": "m"}),
     "join": Schema({"models": "=*d", "covariance": "=*h", "noise": "=1"}, {"who": "1",

@@ -21,6 +21,7 @@ from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.units import FITTING, Units
 from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial, Personal
 from coterie.losses.derived import Quadratic, Remote
+from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 
 _EXACT = 1000  # largest number of coordinates for which directions are computed exactly
@@ -46,7 +47,9 @@ class View:
     known
         (n_lams, n_users, dim) the models to show, if they are computed already.
     sent
-        Centres and models at the chosen point, where rows are with their users.
+        Centres and models at the chosen point, where they are known.
+    stated
+        The problem of the chosen point, where the path is that of another one: on summaries.
 
     Example
     -------
@@ -64,6 +67,7 @@ class View:
     count: Count | None = None
     known: Array | None = None
     sent: SentModels | None = None
+    stated: Problem | None = None
 
     @classmethod
     def of(cls, source: Fit | Path | Solution, index: int | None = None,
@@ -91,10 +95,11 @@ class View:
             If the source is not a result, or the index is not a point of the path.
         """
         if isinstance(source, Fit):
-            points = [*source.shown_path.solutions]
+            points = [*source.path.solutions]
             points[source.chosen] = source.solution
             view = cls(replace(source.path, solutions=tuple(points)), source.chosen, True,
-                       source.units, source.settings.count, sent=source.sent)
+                       source.units, source.settings.count, sent=source.sent,
+                       stated=source.solution.problem)
         elif isinstance(source, Solution):
             others = () if path is None else path.solutions
             points = sorted([*(s for s in others if s.lam != source.lam), source],
@@ -115,6 +120,16 @@ class View:
         return replace(view, index=int(index), chosen=True)
 
     @property
+    def problem(self) -> Problem:
+        """The problem of the models that are shown, with its users."""
+        return self.path.problem if self.stated is None else self.stated
+
+    @property
+    def refitted(self) -> bool:
+        """Whether groups along the path are fitted again: where it is that of the problem."""
+        return self.count is not None and type(self.path.problem.loss) is type(self.problem.loss)
+
+    @property
     def solution(self) -> Solution:
         """The solution at the point shown."""
         return self.path[self.index]
@@ -124,7 +139,7 @@ class View:
         """The loss of the users' models, also if only its name is known, as at the server of a
         federation.
         """
-        loss = self.path.problem.loss
+        loss = self.problem.loss
         if isinstance(loss, Quadratic) and self.units is not None:
             return self.units.loss
         return (loss.loss if isinstance(loss, Remote) else loss).own_loss
@@ -143,7 +158,7 @@ class View:
         """(n_lams, n_users, dim) in the solver's units."""
         if self.known is not None:
             return self.known
-        loss, samples = self.path.problem.loss, self.path.problem.samples if self.count else None
+        loss, samples = self.problem.loss, self.problem.samples if self.refitted else None
         models = np.stack([s.models if samples is None
                            else loss.own_models(samples, self.centres(k)[s.labels])
                            for k, s in enumerate(self.path.solutions)])
@@ -161,14 +176,13 @@ class View:
         solution = self.path[index]
         if self.sent is not None and index == self.index:
             return self.sent.centres
-        if (self.count is None
-            or (index != self.index and isinstance(self.path.problem.loss, Personal))):
+        if not self.refitted or (index != self.index and isinstance(self.problem.loss, Personal)):
             return solution.models[np.unique(solution.labels, return_index=True)[1]]
         key = solution.labels.tobytes()
         if key not in self._centres:
             start = solution.models[np.unique(solution.labels, return_index=True)[1]]
-            self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples,
-                                               solution.labels, self.count, start)
+            self._centres[key] = group_centres(self.problem.loss, self.problem.samples,
+                                               solution.labels, self.count or "users", start)
         return self._centres[key]
 
     @cached_property
@@ -185,7 +199,7 @@ class View:
             If `classes` does not name every class.
         """
         if self.units is None:
-            return self.path.problem.coefficient_names, None
+            return self.problem.coefficient_names, None
         k = self.units.n_classes if isinstance(self.units.loss, Multinomial) else 0
         if classes is not None and k and len(classes) != k:
             raise InvalidInput(f"expected names of {k} classes, got {len(classes)}",
@@ -203,7 +217,7 @@ class View:
 
         None unless the models are binary linear classifiers of two features with an intercept.
         """
-        units, users = self.units, self.path.problem.users
+        units, users = self.units, self.problem.users
         features = users.feature_names if units is None else units.feature_names
         if (self.task != "classification" or isinstance(self.loss, Multinomial)
             or len(features) != 2 or not isinstance(users, Users) or users.targets is None):

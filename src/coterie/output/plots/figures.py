@@ -160,7 +160,7 @@ def model_map(source: Fit | Path | Solution, index: int | None = None, *,
         If `index` is not a point of the path.
     """
     view = View.of(source, index)
-    labels, n, line = view.solution.labels, view.path.problem.n_users, view.models.shape[2] == 1
+    labels, n, line = view.solution.labels, view.problem.n_users, view.models.shape[2] == 1
     if line:
         values = view.coefficients(view.models.reshape(-1, 1)).reshape(len(view.path), n)
         points = np.stack([values, np.broadcast_to(lam_positions(view.path.lams)[:, None],
@@ -462,7 +462,7 @@ def tree(source: Fit | Path, *, index: int | None = None, ax: Axes | None = None
     >>> tree(ct.solve_path(problem, n_lams=5)).savefig("tree.pdf")  # doctest: +SKIP
     """
     view = View.of(source, index)
-    path, names = view.path, view.path.problem.users.names
+    path, names = view.path, view.problem.users.names
     layout, n, looks = branches(path.linkage), len(names), looks_of(view.solution.labels)
     height = float(np.clip(1.2 + 0.13 * n, 2.4, 7.5))
     figure, axes = new_figure(6.4, height, ax)

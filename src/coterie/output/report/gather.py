@@ -78,7 +78,7 @@ def gather(source: Fit | Path | Solution, *, path: Path | None = None,
     full = View.of(source, chosen, path)
     if refit and full.count is None:
         full = replace(full, count="users")
-    n, n_groups = full.path.problem.users.n_users, full.solution.n_clusters
+    n, n_groups = full.problem.users.n_users, full.solution.n_clusters
     keep = sample(full.solution.labels, most_users) if n > most_users else np.arange(n)
     settings = _settings(source, full) if settings is None else settings
     return {
@@ -95,8 +95,8 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
              classes: Sequence[str] | None) -> dict[str, Any]:
     """The parts of the document that come from the result; of each user, only for those in `keep`.
     """
-    users = full.path.problem.users
-    view = (replace(full, path=_path_of_users(full, keep), known=full.models[:, keep])
+    users = full.problem.users
+    view = (replace(full, path=_path_of_users(full, keep), known=full.models[:, keep], stated=None)
             if len(keep) < users.n_users else full)
     features = users.feature_names if full.units is None else full.units.feature_names
     # A server does not always know how many rows there are.
@@ -123,9 +123,8 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
             view, samples=account is None or not isinstance(source, Fit)),
         "coefficients": _coefficients(full, view, keep, classes),
         "scores": _scores(source, full, keep),
-        # Weights that were made from groups prove nothing about these groups.
-        "bounds": None if isinstance(source, Fit) and source.settings.weights == "auto"
-        else _bounds(full),
+        # Weights inside groups only prove nothing about these groups.
+        "bounds": None if isinstance(source, Fit) and source.by_summaries else _bounds(full),
         "groups": _groups(source, keep) if isinstance(source, Fit) else None,
         "shares": _shares(source) if isinstance(source, Fit) else None,
         "federated": None if account is None else _federated(source, account, keep),
@@ -147,7 +146,7 @@ def _groups(fit: Fit, keep: Ints) -> dict[str, Any]:
             "means": [np.nanmean(m) for m in (scores.fitted, scores.alone, scores.together)],
             "over_together": mean_and_error(scores.gains_over(scores.together))})
     return {"sentence": fit.why, "kind": fit.kind, "compared": json_ready(fit.compared),
-            "errors": json_ready(fit.compared_errors), "from_groups": fit.weights_from_groups,
+            "errors": json_ready(fit.compared_errors), "proposed": fit.by_summaries,
             "stays": None if stability is None else json_ready(stability.stays[keep]), **evidence}
 
 
@@ -174,7 +173,7 @@ def _path_of_users(view: View, keep: Ints) -> Path:
     """The path restricted to some of its users, to be shown only: its problem has no data to solve
     with.
     """
-    path, full = view.path, view.path.problem
+    path, full = view.path, view.problem
     problem = Problem(full.users.take(keep), Remote(loss=view.loss, length=full.dim), full.lam,
                       Graph.from_edges(len(keep), []))
     return replace(path, problem=problem, solutions=tuple(
@@ -184,7 +183,7 @@ def _path_of_users(view: View, keep: Ints) -> Path:
 
 
 def _map(view: View, samples: bool = True) -> dict[str, Any]:
-    lines, dim, users = view.lines(), view.models.shape[2], view.path.problem.users
+    lines, dim, users = view.lines(), view.models.shape[2], view.problem.users
     if lines is not None and isinstance(users, Users) and users.targets is not None:
         X, y = users.features[:, :2], users.targets
         names: Sequence[str] = users.feature_names[:2]
@@ -356,7 +355,7 @@ def _privacy(said: Any) -> dict[str, Any]:
 def _settings(source: Fit | Path | Solution, view: View) -> dict[str, Any]:
     if isinstance(source, Fit):
         return asdict(source.settings)
-    graph = view.path.problem.graph
+    graph = view.problem.graph
     return {"loss": repr(view.loss), "lam": view.solution.lam, "solver": view.solution.solver,
             "graph": "all pairs" if graph.is_complete else many(graph.n_edges, "edge"),
             "tol": view.path.tol}

@@ -374,10 +374,9 @@ export function setUpPath() {
   views.push(() => {
     const count = (points[state.at] || {}).n_clusters;
     byId("path-lead").textContent =
-      (doc.groups && doc.groups.from_groups
-        ? `A larger penalty strength lam merges ${noun}s. The weights were made from the chosen ${word}s, so they ` +
-          "merge into exactly these: this is no evidence for them. " +
-          `Larger lams, at which the weights keep the ${word}s apart, are not shown. `
+      (doc.groups && doc.groups.proposed
+        ? `A larger penalty strength lam merges ${noun}s. Its weights know nothing of ${word}s: this path proposed ` +
+          `${word}s, which were improved and compared. At the ring are those that were chosen. `
         : `A larger penalty strength lam merges ${noun}s, until all share one model. `) +
       `At lam = ${number(lams[state.at])} ` +
       (separate(count)

@@ -84,7 +84,7 @@ function aboutGroups() {
       "Recovery bounds are a separate statement: for lam between them theorems prove that the solution has these " +
       `${word}s; for other values they prove nothing.`
     );
-  const weights = doc.groups && doc.groups.from_groups ? `The weights were made from the ${word}s. ` : "";
+  const weights = doc.groups && doc.groups.proposed ? `There are weights inside the ${word}s only. ` : "";
   return `${weights}The certificate is about this convex problem; it does not prove that the ${word}s are right.`;
 }
 

@@ -23,7 +23,7 @@ from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input
 from coterie.data.frames import check_readable
 from coterie.data.users import Users
-from coterie.fitting.estimate import Fit, fit
+from coterie.fitting import Fit, fit
 from coterie.fitting.prepare import read_users
 from coterie.fitting.result import TableSource
 from coterie.fitting.settings import Settings

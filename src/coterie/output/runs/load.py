@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -22,14 +23,13 @@ from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input, read_table, row_place
 from coterie.data.frames import users_frame
 from coterie.data.users import Users
-from coterie.fitting.kinds import handed_out, kind_of
+from coterie.fitting.kinds import Count, handed_out, kind_of, stated_loss
 from coterie.fitting.outliers import without_far_targets
-from coterie.fitting.plan import learn_units
 from coterie.fitting.predictions import Data, Predictor, PredictsRows
 from coterie.fitting.proof import RunCertificate
 from coterie.fitting.settings import Settings
-from coterie.fitting.units import Units
-from coterie.losses import Loss, Personal, Squared
+from coterie.fitting.units import Units, learn_units
+from coterie.losses import Loss, Squared
 from coterie.output import report
 from coterie.output.runs.save import RELEASED, model_columns
 from coterie.problem.certificates import certify
@@ -67,6 +67,7 @@ class Run(PredictsRows):
     units : how the numbers given became the numbers solved for; None where the run does not say.
     recipe : how the table became numbers; None where the run was not made from a table.
     together : (dim,) the pooled model, for unknown users; None where there is none.
+    unit : how many rows count as one user, where rows count alike in the problem.
     covariance : (dim, dim) of personal models around their centres; None where models are not
         personal.
     scale : (n_users,) of the inverse of the covariance, as for `Personal`; None for one over the
@@ -92,6 +93,7 @@ class Run(PredictsRows):
     units: Units | None = None
     recipe: Recipe | None = None
     together: Array | None = None
+    unit: float | Array | None = None
     covariance: Array | None = None
     scale: Array | None = None
     centres: Array | None = None
@@ -245,19 +247,19 @@ class Run(PredictsRows):
             users, _ = without_far_targets(users, settings)
         # 2. The problem, built again.
         units = learn_units(users, settings)
-        loss = units.loss
-        if self.covariance is not None:
-            loss = Personal(loss, covariance=self.covariance,
-                            scale="rows" if self.scale is None else self.scale)
+        if self.unit is not None and self.units is not None:  # the ridge was learned
+            units = replace(units, loss=self.units.loss)
+        loss = stated_loss(units.loss, self.unit, self.covariance, self.scale)
         problem = Problem(units.inner(users), loss, self.lam, self.graph)
         # 3. What the folder says: models and groups in models.csv, and run.json.
         models, groups = self._read_models_csv(units)
         # Older versions wrote the models of the problem.
         solved = self.solved if "kind" in self.info else models
-        expected = (models if solved is models
-                    else handed_out(loss, problem.samples, self.labels, settings.count))
-        same_models = (bool(np.allclose(models, expected, rtol=_SAME, atol=_SAME))
-                       or _are_as_good(problem, models, expected))
+        # Where nothing was given, centres are the problem's; else groups are fitted again.
+        same_models = solved is models or any(
+            np.allclose(models, expected, rtol=_SAME, atol=_SAME)
+            or _are_as_good(problem, models, expected)
+            for expected in self._expected_models(problem, settings.count))
         kind, info = kind_of(loss, self.labels), self.info
         same_claims = (np.array_equal(groups, self.labels) and info["n_clusters"] == self.n_clusters
                        and info["lam"] == self.lam and info.get("kind", kind) == kind)
@@ -265,6 +267,11 @@ class Run(PredictsRows):
                      if isinstance(data, (str, PathLike)) else None)
         return RunCertificate.of(problem, solved, settings.tol, same_claims=same_claims,
                                  same_data=same_data, same_models=same_models)
+
+    def _expected_models(self, problem: Problem, count: Count) -> Iterator[Array]:
+        """The models that may predict for users with these groups."""
+        yield problem.loss.own_models(problem.samples, self.solved)
+        yield handed_out(problem.loss, problem.samples, self.labels, count)
 
     def solution(self, users: Users, loss: Loss) -> Solution:
         """The run's solution, certified on its users' data.
@@ -400,6 +407,7 @@ def load_run(folder: str | PathLike[str]) -> Run:
         own, noise = arrays.get("own"), arrays.get("noise")
         given: dict[str, Any] = {n: None if arrays.get(n) is None else np.asarray(arrays[n])
                                  for n in ("covariance", "scale", "centres")}
+        given["unit"] = arrays.get("unit")
         if own is not None and np.shape(own) != solved.shape:
             raise ValueError("its models have two shapes")
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
@@ -513,10 +521,8 @@ def _certify_released(run: Run, tol: float) -> RunCertificate:
         p = saved["features"].shape[1]
         users = Condensed(saved["features"], saved["targets"], saved["offsets"], tuple(run.names),
                           tuple(f"z{k}" for k in range(p)), saved["sizes"])
-        loss: Loss = Squared(ridge=float(saved["ridge"]), penalize_intercept=True)
-        if run.covariance is not None:
-            loss = Personal(loss, covariance=run.covariance,
-                            scale="rows" if run.scale is None else run.scale)
+        loss: Loss = stated_loss(Squared(ridge=float(saved["ridge"]), penalize_intercept=True),
+                                 run.unit, run.covariance, run.scale)
         problem = Problem(users, loss, run.lam, run.graph)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"{file} is damaged: {error}", remedy="Run it again") from error

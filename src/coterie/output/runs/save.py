@@ -46,6 +46,7 @@ from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.losses import Personal, Squared
+from coterie.losses.derived import Remote, Weighted
 from coterie.output import report
 from coterie.problem.account import Account
 from coterie.problem.problem import Problem
@@ -249,17 +250,23 @@ class Shown(NamedTuple):
     solver_centres: Array | None = None  # (n_groups, dim) the centres in the solver's units
 
 
-def _personal_parts(problem: Problem) -> dict[str, Any]:
-    """Of personal models: their covariance around centres, the scale of each user's price (None:
-    one over its rows), and the median over users of the variance of their noise (None: 1 for all).
+def _loss_parts(problem: Problem) -> dict[str, Any]:
+    """What the loss of a problem has over that of a user: the rows that count as one user; of
+    personal models their covariance around centres, the scale of each user's price (None: one over
+    its rows), and the median over users of the variance of their noise (None: 1 for all).
     """
-    loss = problem.loss
-    if not isinstance(loss, Personal):
-        return dict.fromkeys(("covariance", "scale", "noise"))
-    scale = loss.scale if isinstance(loss.scale, np.ndarray) else None
-    return {"covariance": None if loss.covariance is None else np.asarray(loss.covariance),
-            "scale": scale, "noise": None if scale is None
-            else float(np.median(scale * problem.users.data.sizes))}
+    parts: dict[str, Any] = dict.fromkeys(("unit", "covariance", "scale", "noise"))
+    loss = problem.loss.loss if isinstance(problem.loss, Remote) else problem.loss
+    inner = loss.loss if isinstance(loss, Personal) else loss
+    sizes, counted = problem.users.sizes, np.ones(problem.n_users)
+    if isinstance(inner, Weighted):
+        parts["unit"], counted = inner.unit, np.asarray(sizes / inner.unit)
+    if isinstance(loss, Personal):
+        parts["covariance"] = None if loss.covariance is None else np.asarray(loss.covariance)
+        if isinstance(loss.scale, np.ndarray):
+            parts["scale"] = loss.scale
+            parts["noise"] = float(np.median(loss.scale * sizes / np.maximum(counted, 1e-300)))
+    return parts
 
 
 def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[str, Any], *,
@@ -312,7 +319,7 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         {"models": solution.models, "duals": solution.duals, "names": names,
          "lam": solution.lam, "weights": problem.graph.weights, "pairs": problem.graph.pairs,
          "features": list(problem.users.feature_names), "own": shown.solver,
-         "centres": shown.solver_centres, **_personal_parts(problem)}))
+         "centres": shown.solver_centres, **_loss_parts(problem)}))
     # 4. run.json last: a folder that has it is complete.
     info = {**_describe_solution(solution), **_describe_federation(account),
             "settings": dict(settings), **(more or {})}

@@ -1,0 +1,197 @@
+"""What is chosen for each part of the rows: the groups, and what users share.
+
+It is chosen on summaries: how many partitions and kinds are compared costs no questions. The first
+part is all rows; the second, if there is one, those that are not held out. Its choices are made
+without the held-out rows, which judge its models; the kind is that of the first part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from coterie.base.labels import one_group
+from coterie.base.types import Array, Ints
+from coterie.convex.path import Path
+from coterie.data.users import Users
+from coterie.fitting.kinds import Sharing, choose, choose_wide, sharing_of
+from coterie.fitting.settings import Settings
+from coterie.fitting.sources import FitSource
+from coterie.fitting.work import Work
+from coterie.groups.dispersion import without_outliers
+from coterie.groups.find import describe_better, describe_sizes
+from coterie.groups.search import SearchOptions, SearchResult, kind_of, search, search_parts
+from coterie.groups.summaries import OneCentre, Summaries, summarise
+from coterie.groups.wide import search_wide
+from coterie.losses import Loss
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """What was chosen for a part of the rows.
+
+    Parameters
+    ----------
+    labels : (n_users,) the groups that the search found.
+    sentence : about them.
+    sharing : what users share.
+    means, errors : of the kinds that were compared, by name; empty where none were.
+    known : the summaries; None for wide models.
+    path : that proposed the groups, on the summaries; of a sample if there are many users.
+    models : (n_users, dim) that say who is near whom, where there are no summaries.
+    """
+
+    labels: Ints
+    sentence: str
+    sharing: Sharing
+    means: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    known: Summaries | None = None
+    path: Path | None = None
+    models: Array | None = None
+
+    def state(self) -> dict[str, Any]:
+        """What was chosen, as arrays, numbers and texts."""
+        shared, one = self.sharing, None if self.known is None else self.known.one
+        return {"labels": self.labels, "sentence": self.sentence, "kind": shared.kind,
+                "groups": shared.labels, "covariance": shared.covariance, "gain": shared.gain,
+                "noise": shared.noise, "means": self.means, "errors": self.errors,
+                "models": self.models,
+                "one": None if one is None else {"covariance": one.covariance, "noise": one.noise,
+                                                 "prior": one.prior, "gain": one.gain}}
+
+    @classmethod
+    def of(cls, state: dict[str, Any], count: Any, known: Summaries | None) -> Choice:
+        """The choice whose `state` this is; its path is not known."""
+        arrays = {name: None if state[name] is None else np.asarray(state[name])
+                  for name in ("covariance", "noise", "models")}
+        sharing = Sharing(state["kind"], np.asarray(state["groups"], dtype=np.int64),
+                          arrays["covariance"], count, float(state["gain"]), arrays["noise"])
+        if known is not None and state["one"] is not None:
+            one = dict(state["one"])
+            known = replace(known, one=OneCentre(covariance=np.asarray(one.pop("covariance")),
+                                                 **one))
+        return cls(np.asarray(state["labels"], dtype=np.int64), str(state["sentence"]), sharing,
+                   dict(state["means"]), dict(state["errors"]), known, None, arrays["models"])
+
+
+class Judge(Protocol):
+    """Chooses for all parts of the rows."""
+
+    def __call__(self, source: FitSource, settings: Settings, work: Work) -> list[Choice]:
+        """The choices, by part."""
+
+
+def judge_summaries(source: FitSource, settings: Settings, work: Work) -> list[Choice]:
+    """Take summaries, search groups in each part, and compare kinds of models."""
+    work.show("summaries of the users")
+    summaries, searched = _take(source)
+    if work.get("choice 0") is not None:  # continued
+        return [Choice.of(work.get(f"choice {k}"), settings.count, known)
+                for k, known in enumerate(summaries)]
+    work.show("searching for groups")
+    options = SearchOptions(
+        max_groups=settings.max_groups, k=settings.k,
+        progress=lambda solution, _: work.show("searching for groups",
+                                               text=f"{solution.n_clusters} groups"))
+    if summaries[0].one is None:
+        found = [search(known, options) for known in searched]
+    else:
+        summaries, found = search_parts(source, summaries, options)
+    work.show("comparing kinds of models")
+    choices = list[Choice]()
+    for known, result in zip(summaries, found, strict=True):
+        like = choices[0].sharing if choices else None
+        choices.append(_choose(known, result, settings, like))
+    for k, choice in enumerate(choices):
+        work.keep(f"choice {k}", choice.state())
+    return choices
+
+
+def _take(source: FitSource) -> tuple[list[Summaries], list[Summaries]]:
+    """The summaries, and those that groups are searched on: exact ones of squared losses, without
+    outliers; other users are asked.
+    """
+    if not source.exact:
+        summaries = summarise(source)
+        return summaries, summaries
+    judged, searched = list[Summaries](), list[Summaries]()
+    for part in source.parts:
+        users, loss = without_outliers(part, source.loss)
+        searched.append(Summaries.exact(users, loss))
+        judged.append(Summaries.exact(part, source.loss) if source.loss.quadratic
+                      else searched[-1])
+    return judged, searched
+
+
+def _choose(known: Summaries, found: SearchResult, settings: Settings,
+            like: Sharing | None) -> Choice:
+    """The kind of models; that of `like` if these users have it, with as many groups."""
+    labels, sentence = found.best.labels, _describe(found)
+    n_groups = found.best.n_groups
+    if 1 < n_groups < len(labels) and n_groups == settings.max_groups:
+        sentence += " The search stopped at this number."
+    chosen = Choice(labels, sentence, Sharing("groups" if labels.any() else "one model", labels),
+                    known=known, path=found.path)
+    if settings.task == "clustering":
+        return chosen
+    if like is not None:
+        sharing = sharing_of(like.kind, known, labels, settings.count)
+        if (sharing.kind, sharing.n_groups) == (like.kind, like.n_groups):
+            return replace(chosen, sharing=sharing)
+    compared = choose(known, labels, settings)
+    return replace(chosen, sharing=compared.sharing, means=compared.means, errors=compared.errors,
+                   sentence=_used(labels, compared.sharing, sentence))
+
+
+def _used(labels: Ints, sharing: Sharing, sentence: str) -> str:
+    """What is said of the groups that the search found, if users share these or not."""
+    if labels.any() and (sharing.kind == "alone" or not sharing.labels.any()):
+        return (f"The search found {int(labels.max()) + 1} groups, but they are not needed to "
+                "predict.")
+    return sentence
+
+
+def _describe(found: SearchResult) -> str:
+    """A sentence about a search."""
+    best, n, many = found.best, len(found.best.labels), len(found.examined)
+    if n == 1 or kind_of(best) == "one model":
+        return one_group(n, many)
+    if kind_of(best) == "one centre with spread":
+        return (f"Users differ, but continuously: no groups stand out (none of {many} descriptions "
+                f"of the {n} users is better than one centre with a spread of models).")
+    one = min(p.length for p in found.examined if not p.labels.any())
+    within = " Models also vary within groups." if best.spread is not None else ""
+    return (f"{best.n_groups} groups of {describe_sizes(best.labels)} users "
+            f"{describe_better(one - best.length)}.{within}")
+
+
+# -- wide models, which have no curvatures to summarise
+
+
+def judge_wide(source: FitSource, settings: Settings, work: Work) -> list[Choice]:
+    """Search groups among wide models, and compare kinds by rows left out of the part."""
+    choices = list[Choice]()
+    for k, users in enumerate(source.parts):
+        like = choices[0].sharing if choices else None
+        if work.get(f"choice {k}") is None:
+            choice = _choose_wide(users, source.loss, settings, work, like)
+            work.keep(f"choice {k}", choice.state())
+        choices.append(Choice.of(work.get(f"choice {k}"), settings.count, None))
+    return choices
+
+
+def _choose_wide(users: Users, loss: Loss, settings: Settings, work: Work,
+                 like: Sharing | None) -> Choice:
+    found = search_wide(users, loss, settings.max_groups,
+                        lambda count: work.show("searching for groups", text=f"{count} groups"))
+    labels = found.best.labels
+    work.show("comparing kinds of models")
+    if like is not None and (labels.any() or "groups" not in like.kind):
+        groups = labels if "groups" in like.kind else np.zeros_like(labels)
+        return Choice(labels, found.sentence, replace(like, labels=groups), models=found.models)
+    compared = choose_wide(users, loss, labels, settings)
+    return Choice(labels, _used(labels, compared.sharing, found.sentence), compared.sharing,
+                  compared.means, compared.errors, models=found.models)
