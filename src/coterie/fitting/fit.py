@@ -50,7 +50,7 @@ from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.settings import Settings
 from coterie.fitting.sources import Around, Expanded, FitSource, Judged, RowsFitSource
-from coterie.fitting.stability import draw_groups, summarise_draws
+from coterie.fitting.stability import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.units import Units, learn_units
 from coterie.fitting.work import FinishedParts, FitProgress, Work
 from coterie.groups.refining import Refining
@@ -168,18 +168,20 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
     -------
     The fit, certified and, where rows are held out, scored.
     """
-    # 2. to 4. Summaries, groups, and the kind of models; the same kind without the held-out rows.
+    # 2. to 4. Summaries, groups, and the kind of models; all of it without the held-out rows, too.
     choices = judge(source, settings, work)
     choice = choices[0]
     sharing = choice.sharing
-    if choice.known is not None and choice.known.one is not None:
-        source.use(with_learned_ridge(source.units, choice.known, sharing))
+    known = choices[-1].known  # nothing is learned from held-out rows
+    if known is not None and known.one is not None:
+        source.use(with_learned_ridge(source.units, known, sharing))
     # 5. Centres of what users share, one model for all, and the problem that they solve.
     work.show("centres of the groups")
     shared, pooled = _find_all(source, choices, settings)
-    path = _path(choice, settings, work)
-    index = 0 if path is None else _point_of(path, sharing.labels)
-    lam = 1.0 if path is None else path[index].lam
+    path, index, lam = _path(choice, settings, work), 0, 1.0
+    if path is not None:
+        path, index = _thinned(path, _point_of(path, sharing.labels), settings.n_lams)
+        lam = path[index].lam
     solution = _state_problem(source, choice, shared[0], lam, settings)
     # 6. Certificate and scores.
     work.show("certificate and scores")
@@ -192,9 +194,10 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
     if settings.task != "clustering":
         why = f"{sentence_of(sharing.kind, choice.means)} {why}"
     stability = None
-    if sharing.labels.any() and sharing.kind != "alone" and choice.known is not None:
+    if sharing.labels.any() and sharing.kind != "alone":
         work.show("stability of the groups")
-        drawn = draw_groups(choice.known, sharing, settings)
+        drawn = draw_wide_groups(source.loss, source.parts[0], shared[0].centres, settings) \
+            if choice.known is None else draw_groups(choice.known, sharing, settings)
         stability = summarise_draws(drawn, sharing, None if len(choices) == 1
                                     else choices[1].sharing.labels)
         why = f"{why} {stability}" if stability.stable else f"{stability} {why}"
@@ -374,6 +377,16 @@ def _point_of(path: Path, labels: Ints) -> int:
     if not labels.any():
         return len(path) - 1
     return int(np.argmax([adjusted_rand(s.labels, labels) for s in path.solutions]))
+
+
+def _thinned(path: Path, index: int, most: int) -> tuple[Path, int]:
+    """At most so many points, among them the first, the last and this one; and its new position."""
+    if len(path) <= most:
+        return path, index
+    keep = np.unique(np.linspace(0, len(path) - 1, most).round().astype(int))
+    keep[np.abs(keep - index).argmin()] = index
+    return replace(path, solutions=tuple(path[k] for k in keep)), int(np.flatnonzero(
+        keep == index)[0])
 
 
 def _state_problem(source: FitSource, choice: Choice, shared: Centres,

@@ -1,8 +1,8 @@
 """What is chosen for each part of the rows: the groups, and what users share.
 
 It is chosen on summaries: how many partitions and kinds are compared costs no questions. The first
-part is all rows; the second, if there is one, those that are not held out. Its choices are made
-without the held-out rows, which judge its models; the kind is that of the first part.
+part is all rows; the second, if there is one, those that are not held out. The same choices are
+made anew for it, so that the held-out rows judge what has not seen them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from coterie.base.labels import one_group
 from coterie.base.types import Array, Ints
 from coterie.convex.path import Path
 from coterie.data.users import Users
-from coterie.fitting.kinds import Sharing, choose, choose_wide, sharing_of
+from coterie.fitting.kinds import Sharing, choose, choose_wide
 from coterie.fitting.settings import Settings
 from coterie.fitting.sources import FitSource
 from coterie.fitting.work import Work
@@ -101,10 +101,8 @@ def judge_summaries(source: FitSource, settings: Settings, work: Work) -> list[C
     else:
         summaries, found = search_parts(source, summaries, options)
     work.show("comparing kinds of models")
-    choices = list[Choice]()
-    for known, result in zip(summaries, found, strict=True):
-        like = choices[0].sharing if choices else None
-        choices.append(_choose(known, result, settings, like))
+    choices = [_choose(known, result, settings)
+               for known, result in zip(summaries, found, strict=True)]
     for k, choice in enumerate(choices):
         work.keep(f"choice {k}", choice.state())
     return choices
@@ -126,24 +124,18 @@ def _take(source: FitSource) -> tuple[list[Summaries], list[Summaries]]:
     return judged, searched
 
 
-def _choose(known: Summaries, found: SearchResult, settings: Settings,
-            like: Sharing | None) -> Choice:
-    """The kind of models; that of `like` if these users have it, with as many groups."""
-    labels, sentence = found.best.labels, _describe(found)
-    n_groups = found.best.n_groups
-    if 1 < n_groups < len(labels) and n_groups == settings.max_groups:
-        sentence += " The search stopped at this number."
-    chosen = Choice(labels, sentence, Sharing("groups" if labels.any() else "one model", labels),
-                    known=known, path=found.path)
+def _choose(known: Summaries, found: SearchResult, settings: Settings) -> Choice:
+    """The kind of models for the groups that were found."""
+    labels, sentence, n_groups = found.best.labels, _describe(found), found.best.n_groups
+    at_limit = 1 < n_groups < len(labels) and n_groups == settings.max_groups
+    limit = " The search stopped at this number." if at_limit else ""
     if settings.task == "clustering":
-        return chosen
-    if like is not None:
-        sharing = sharing_of(like.kind, known, labels, settings.count)
-        if (sharing.kind, sharing.n_groups) == (like.kind, like.n_groups):
-            return replace(chosen, sharing=sharing)
+        return Choice(labels, sentence + limit,
+                      Sharing("groups" if labels.any() else "one model", labels),
+                      known=known, path=found.path)
     compared = choose(known, labels, settings)
-    return replace(chosen, sharing=compared.sharing, means=compared.means, errors=compared.errors,
-                   sentence=_used(labels, compared.sharing, sentence))
+    return Choice(labels, _used(labels, compared.sharing, sentence) + limit, compared.sharing,
+                  compared.means, compared.errors, known, found.path)
 
 
 def _used(labels: Ints, sharing: Sharing, sentence: str) -> str:
@@ -173,25 +165,19 @@ def _describe(found: SearchResult) -> str:
 
 def judge_wide(source: FitSource, settings: Settings, work: Work) -> list[Choice]:
     """Search groups among wide models, and compare kinds by rows left out of the part."""
-    choices = list[Choice]()
     for k, users in enumerate(source.parts):
-        like = choices[0].sharing if choices else None
         if work.get(f"choice {k}") is None:
-            choice = _choose_wide(users, source.loss, settings, work, like)
-            work.keep(f"choice {k}", choice.state())
-        choices.append(Choice.of(work.get(f"choice {k}"), settings.count, None))
-    return choices
+            work.keep(f"choice {k}", _choose_wide(users, source.loss, settings, work).state())
+    return [Choice.of(work.get(f"choice {k}"), settings.count, None)
+            for k in range(len(source.parts))]
 
 
-def _choose_wide(users: Users, loss: Loss, settings: Settings, work: Work,
-                 like: Sharing | None) -> Choice:
+def _choose_wide(users: Users, loss: Loss, settings: Settings, work: Work) -> Choice:
+    work.show("searching for groups")
     found = search_wide(users, loss, settings.max_groups,
                         lambda count: work.show("searching for groups", text=f"{count} groups"))
     labels = found.best.labels
     work.show("comparing kinds of models")
-    if like is not None and (labels.any() or "groups" not in like.kind):
-        groups = labels if "groups" in like.kind else np.zeros_like(labels)
-        return Choice(labels, found.sentence, replace(like, labels=groups), models=found.models)
     compared = choose_wide(users, loss, labels, settings)
     return Choice(labels, _used(labels, compared.sharing, found.sentence), compared.sharing,
                   compared.means, compared.errors, models=found.models)

@@ -21,10 +21,12 @@ import numpy as np
 
 from coterie.base.types import Array, Ints
 from coterie.convex.choice import adjusted_rand
+from coterie.data.users import Users
 from coterie.fitting.kinds import Sharing
 from coterie.fitting.settings import Settings
 from coterie.groups.spread import Expansions
 from coterie.groups.summaries import Summaries
+from coterie.losses import Loss
 
 # Draws, users drawn in all of them at most, and draws at least.
 _DRAWS, _DRAWN, _FEWEST = 10, 20_000, 3
@@ -85,6 +87,23 @@ def draw_groups(known: Summaries, sharing: Sharing, settings: Settings) -> Ints:
         slopes = (roots @ rng.standard_normal((n, dim, 1)))[..., 0]
         drawn[:, k] = _moved(replace(expansions, slopes=expansions.slopes + slopes), sharing.labels)
     return drawn
+
+
+def draw_wide_groups(loss: Loss, users: Users, centres: Array, settings: Settings) -> Ints:
+    """(n_users, draws) the same for wide models, whose centres stay: only the values of users at
+    these are drawn, with the covariance centres' A_i centres.
+    """
+    samples, n = loss.prepare(users), users.n_users
+    rows, tiled = users.sizes.astype(float), [np.tile(c, (n, 1)) for c in centres]
+    values = -rows[:, None] * np.stack([loss.values(samples, c) for c in tiled], axis=1)
+    curvature = loss.expand(samples, np.tile(centres.mean(axis=0), (n, 1))).curvature
+    bent = np.stack([curvature.times(c) for c in tiled], axis=1)  # (n, k, dim)
+    scales, axes = np.linalg.eigh(rows[:, None, None] * np.einsum("nkd,ld->nkl", bent, centres))
+    roots = axes * np.sqrt(np.maximum(scales, 0.0))[:, None, :]
+    rng = np.random.default_rng(settings.seed)
+    drawn = [(values + (roots @ rng.standard_normal((n, len(centres), 1)))[..., 0]).argmax(axis=1)
+             for _ in range(_draws(n))]
+    return np.stack(drawn, axis=1)
 
 
 def _draws(n_users: int) -> int:
