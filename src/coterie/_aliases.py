@@ -18,7 +18,7 @@ MOVED = {
     "analysis.consensus": "convex.consensus", "analysis.dispersion": "groups.dispersion",
     "analysis.groups": "groups.find", "analysis.ladder": "convex.margins",
     "analysis.margins": "convex.margins", "analysis.metrics": "convex.choice",
-    "analysis.noise": "groups.noise", "analysis.oracle": "groups.oracle",
+    "analysis.noise": "groups.noise", "analysis.oracle": "groups.summaries",
     "analysis.partitions": "groups.partitions", "analysis.path": "convex.path",
     "analysis.proposals": "groups.proposals", "analysis.random_effects": "groups.random_effects",
     "analysis.recovery": "convex.recovery", "analysis.refining": "groups.refining",

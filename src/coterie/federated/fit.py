@@ -178,9 +178,10 @@ def _fit(runtime: Carrier, session: Session, agreement: Agreement, settings: Set
         users, split = _second_moments(session, agreement, settings)
         fitted = fit(users, settings, split=split)
         runtime.use(replace(agreement, units=fitted.units))
-        return _finish_condensed(session, fitted, settings.tol)
-    source = SessionSource(runtime, session, agreement, settings)
-    fitted = fit_summaries(source, source.units, settings, Work())
+        fitted = _finish_condensed(session, fitted, settings.tol)
+    else:
+        source = SessionSource(runtime, session, agreement, settings)
+        fitted = fit_summaries(source, source.units, settings, Work())
     return replace(fitted, recipe=agreement.recipe)
 
 
@@ -374,8 +375,6 @@ def _unwrapped(loss: Loss, sizes: Ints) -> tuple[Loss, Array]:
         outer = Personal(inner.loss, covariance=loss.covariance, scale=1.0 / np.maximum(sizes, 1))
         return outer, sizes / inner.unit
     return inner.loss, sizes / inner.unit
-
-
 
 
 def _wrong_answers(solution: Solution, slopes: Array, about: Array, answers: Answers) -> Flags:
