@@ -36,6 +36,7 @@ from coterie.federated.agreement import (
     write_aside,
 )
 from coterie.federated.algorithms.proof import Judgement, judged
+from coterie.federated.plausible import Statements
 from coterie.federated.private.federation import Releases, check_promise
 from coterie.federated.private.policy import Privacy
 from coterie.federated.private.release import finished_at_home
@@ -106,8 +107,7 @@ def fit_federation(runtime: Carrier, deployment: Deployment, settings: Settings,
         return promised if isinstance(runtime, LocalNodes) else promised | runtime.identity()
 
     session = Session(runtime, agreement.names, participation=run.participation, seed=run.seed,
-                      fingerprint=fingerprint(), checkpoint=folder, progress=progress,
-                      ridge=0.0 if privacy is not None else settings.ridge)
+                      fingerprint=fingerprint(), checkpoint=folder, progress=progress)
     releases = None if privacy is None else Releases(privacy, folder)
 
     # 2. The fit of all who take part, with its certificate and scores.
@@ -232,11 +232,12 @@ class SessionSource:
         self.users, self.target_mean = agreement.participants, mean
         self.use(self.units)
         self.dim = self.loss.dim(self.users)
-        self._certified: Solution | None = None
 
     def use(self, units: Units) -> None:
         self.units, self.loss = units, units.loss
         self.runtime.use(replace(self.agreement, units=units))
+        # What users said of this loss at the last centres, by part, position and covariance.
+        self._said: dict[tuple[int, int, bytes], Statements] = {}
 
     def _ask(self, kind: str, arrays: dict[str, Array] | None = None, **shared: Any) -> Any:
         values = {name: np.asarray(value) for name, value in shared.items()}
@@ -262,9 +263,17 @@ class SessionSource:
     def around(self, asked: list[Around]) -> list[Expanded]:
         centres, covariances = _padded(asked)
         told = self._ask("around", {"centre": centres}, covariance=triangle(covariances))
-        return [Expanded(*(told[name][:, k, :len(each.covariances)]
-                           for name in ("values", "gradient", "model")))
-                for k, each in enumerate(asked)]
+        answers = [Expanded(*(told[name][:, k, :len(each.covariances)]
+                              for name in ("values", "gradient", "model")))
+                   for k, each in enumerate(asked)]
+        for part, (each, answer) in enumerate(zip(asked, answers, strict=True)):
+            for k, covariance in enumerate(each.covariances):
+                key = part, k, covariance.tobytes()
+                new = Statements(each.centres[:, k], answer.values[:, k], answer.gradients[:, k],
+                                 np.ones(len(told["values"])))
+                self.session.refuse(plausible.contradict(self._said.get(key, new), new))
+                self._said[key] = new
+        return answers
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
