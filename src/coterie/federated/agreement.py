@@ -154,7 +154,6 @@ class Agreement:
     mean, scale : of prepared numbers that are standardised.
     task, n_classes : where a fit is made: then users answer from all their rows, and held-out rows
         judge.
-    train_units : of the rows that are not held out, where a fit asks about these.
     signs : whether classes of prepared numbers are -1 and 1 and count as 0 and 1; only where a fit
         is made.
     refused : nodes and users who do not take part, since what they say of themselves cannot be
@@ -173,7 +172,6 @@ class Agreement:
     task: Any = ""
     n_classes: int = 0
     signs: bool = False
-    train_units: Units | None = None
     refused: Mapping[Any, str] = field(default_factory=dict)
 
     def without(self, reasons: Mapping[Any, str]) -> Agreement:
@@ -230,12 +228,11 @@ class Agreement:
         if holdout > 0 and self.task != "clustering":
             split = users.hold_out(holdout, stratify=self.task == "classification", seed=seed,
                                    least=least)
-        # 2. The units of the models, and those of models found without the held-out rows.
-        units, inner = self.train_units or self.units, self._inner
+        # 2. The units of the models.
+        inner = self._inner
         if split is not None:
-            trained = inner if units is None else units.inner
-            train, held = trained(split.train) if fits else None, trained(split.test)
-            judged = (units, split.test) if fits and units is not None else None
+            train, held = inner(split.train) if fits else None, inner(split.test)
+            judged = (self.units, split.test) if fits and self.units is not None else None
             users = users if fits else split.train
         users = inner(users)
         # 3. The loss; users who only describe their rows need none.
@@ -266,18 +263,15 @@ class Agreement:
                 for name in ("names", "features", "run", "loss", "loss_options", "mean", "scale",
                              "task", "n_classes", "signs")}
         recipe = None if self.recipe is None else self.recipe.to_json()
-        units, train_units = (None if part is None else json_ready(part.state())
-                              for part in (self.units, self.train_units))
-        return json.dumps({**said, "recipe": recipe, "units": units, "train_units": train_units},
-                          ensure_ascii=False)
+        units = None if self.units is None else json_ready(self.units.state())
+        return json.dumps({**said, "recipe": recipe, "units": units}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """From what `to_json` gives."""
         said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
                                 for name, value in json.loads(text).items()}
-        made: dict[str, Any] = {"recipe": Recipe.from_json, "units": Units.from_state,
-                                "train_units": Units.from_state}
+        made: dict[str, Any] = {"recipe": Recipe.from_json, "units": Units.from_state}
         said |= {name: make(said[name]) for name, make in made.items()
                  if said.get(name) is not None}
         return cls(**said)

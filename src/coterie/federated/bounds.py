@@ -54,12 +54,12 @@ def check_agreement(text: str, own: Mapping[str, Any]) -> Agreement:
     try:
         agreement = Agreement.from_json(text)
         _check_words(agreement, own)
-        for units in (agreement.units, agreement.train_units):
-            if units is not None:
-                _check_scale(units.mean, units.scale, len(agreement.features))
-                _check(all(np.isfinite(number) and abs(number) < _LARGEST
-                           for number in (units.centre, units.spread)),
-                       "the units of the target are not finite")
+        units = agreement.units
+        if units is not None:
+            _check_scale(units.mean, units.scale, len(agreement.features))
+            _check(all(np.isfinite(number) and abs(number) < _LARGEST
+                       for number in (units.centre, units.spread)),
+                   "the units of the target are not finite")
         if agreement.scale or agreement.mean:
             _check_scale(np.array(agreement.mean, dtype=float),
                          np.array(agreement.scale, dtype=float), len(agreement.features))
@@ -78,8 +78,7 @@ def _check_words(agreement: Agreement, own: Mapping[str, Any]) -> None:
     _check(isinstance(agreement.run, str) and len(agreement.run) <= 200,
            "the name of the run is no short text")
     _check(agreement.task in ("", *TASKS), f"there is no task {_short(agreement.task)!r}")
-    units = [units for units in (agreement.units, agreement.train_units) if units is not None]
-    for number in (agreement.n_classes, *(one.n_classes for one in units)):
+    for number in (agreement.n_classes, agreement.units.n_classes if agreement.units else 0):
         _check(type(number) is int and 0 <= number <= _CLASSES, f"there can be {_CLASSES} classes")
     if agreement.loss:
         check_loss(agreement.loss, agreement.loss_options, own)
