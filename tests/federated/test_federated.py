@@ -19,7 +19,7 @@ import coterie as ct
 from coterie.datasets import clustered, gaussian_mixture
 from coterie.federated import Data, Federation, FederationSettings, LocalRuntime
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.protocol.messages import FIELDS, KINDS, BadMessage, Message, Query, Reply, decode
+from coterie.federated.protocol.messages import FIELDS, KINDS, VERSION, BadMessage, Message, Query, Reply, decode
 from coterie.federated.run import run_federation
 
 CONVERGED, UNANSWERED = ct.Status.CONVERGED, ct.Status.UNANSWERED
@@ -132,7 +132,7 @@ def test_damaged_messages_are_refused(message, data):
 @settings(max_examples=300)
 @given(st.binary(max_size=60), st.integers(0, 3))
 def test_foreign_bytes_never_do_more_than_be_refused(data, form):
-    head = [b"", b"CT", b"CT\1", b"CT\1\2\0\0\0\0"][form]
+    head = [b"", b"CT", b"CT" + bytes([VERSION]), b"CT" + bytes([VERSION]) + b"\2\0\0\0\0"][form]
     for text in (head + data, framed(head + data)):
         with suppress(BadMessage):
             assert isinstance(decode(text), Message)
@@ -142,8 +142,8 @@ def test_versions_kinds_fields_and_shapes_that_do_not_exist_are_refused():
     good = Message("train", 3, {"point": np.ones(2)}).encode()
     assert decode(good).round == 3
     body = good[:-4]
-    with pytest.raises(BadMessage, match="version 2"):
-        decode(framed(body[:2] + b"\2" + body[3:]))
+    with pytest.raises(BadMessage, match=f"version {VERSION + 1}"):
+        decode(framed(body[:2] + bytes([VERSION + 1]) + body[3:]))
     with pytest.raises(BadMessage, match="does not exist"):
         decode(framed(body[:3] + bytes([len(KINDS)]) + body[4:]))
     with pytest.raises(BadMessage, match="does not exist"):

@@ -75,8 +75,9 @@ def test_hessians_are_asked_for_at_few_points():
     recorder = Recorder(LocalNodes([drawn("classification")], 0.2))
     fitted = fit_federation(recorder, Deployment(loss="logistic", standardize="True", holdout=0.2),
                             Settings(task="classification", loss="logistic"))
-    evidence = evidence_of(recorder.exchanges, fitted.units.loss, np.full(10, 60))
-    assert max(len(one.hessians) for one in evidence) == 1
+    evidence, kept = (evidence_of(recorder.exchanges, fitted.units.loss, np.full(10, 60), part) for part in (0, 1))
+    assert {len(one.hessians) for one in evidence} == {1}
+    assert {len(one.hessians) for one in kept} == {2}
     assert min(len(one.gradients) for one in evidence) > 3
     kinds = [exchange.queries.kind for exchange in recorder.exchanges if "hessian" in exchange.replies.arrays
              and exchange.replies.arrays["hessian"].size]
@@ -93,7 +94,7 @@ def test_the_result_does_not_depend_on_who_answers_when(task):
     assert patchy.n_rounds > 2 * plain.n_rounds
 
 
-@pytest.mark.parametrize(("task", "rounds"), [("regression", (0, 1, 2)), pytest.param(
+@pytest.mark.parametrize(("task", "rounds"), [("regression", (0, 1)), pytest.param(
     "classification", (0, 3, 7), marks=pytest.mark.slow)])
 def test_an_interrupted_fit_ends_in_the_same_bits(tmp_path, task, rounds):
     users = drawn(task, n_users=8, rows=40)

@@ -80,18 +80,18 @@ def test_it_certifies_where_the_table_is(both, frame):
 
 def test_it_says_what_was_sent(both):
     info = ct.load_run(both[1]).info
-    assert info["n_rounds"] == 3
+    assert info["n_rounds"] == 2
     assert info["participants"] == 12
-    assert list(info["bytes_by_kind"]) == ["moments", "certify", "judge"]
+    assert list(info["bytes_by_kind"]) == ["moments", "certify"]
     for way in ("up", "down"):
         assert sum(sizes[way] for sizes in info["bytes_by_kind"].values()) == info[f"bytes_{way}"] > 0
     federated = json.loads((both[1] / "report.json").read_text())["federated"]
-    assert [line["stage"] for line in federated["rounds"]] == ["moments", "certify", "judge"]
-    assert [line["answered"] for line in federated["rounds"]] == [12] * 3
+    assert [line["stage"] for line in federated["rounds"]] == ["moments", "certify"]
+    assert [line["answered"] for line in federated["rounds"]] == [12] * 2
     assert federated["kinds"] == info["bytes_by_kind"]
     assert len(federated["users"]) == 12
     assert sum(up for up, _ in federated["users"]) == info["bytes_up"]
-    assert federated["sentence"].startswith("12 users took part in 3 rounds: ")
+    assert federated["sentence"].startswith("12 users took part in 2 rounds: ")
     assert "12 users took part" in (both[1] / "report.html").read_text()
     assert json.loads((both[0] / "report.json").read_text())["federated"] is None  # the twin
     assert "n_rounds" not in ct.load_run(both[0]).info

@@ -21,7 +21,7 @@ from coterie.federated.client import Data
 from coterie.federated.guard import OwnerSettings, default_folder, row_digests
 from coterie.federated.node import Node
 from coterie.federated.private.ledger import NodeLedger
-from coterie.federated.protocol.messages import Query, decode
+from coterie.federated.protocol.messages import Query, decode, triangle
 from coterie.federated.run import run_federation
 from coterie.federated.runtimes.in_process import LocalRuntime
 from coterie.federated.settings import FederationSettings
@@ -30,6 +30,15 @@ from coterie.federated.sources import Table
 USERS = ellipses(users_per_cluster=2, samples=30, seed=0).users
 FEW = clustered("logistic", n_users=3, samples=8, n_features=9, seed=0).users  # 8 rows, 10 coordinates
 MODEL = np.array([0.1, -0.2, 0.3])
+
+
+def about(kind, centres):
+    """A question of a fit about all rows, at k centres; a summary is taken around the first."""
+    k, dim = centres.shape
+    if kind == "summary":
+        return {"centre": centres[0], "covariance": triangle(np.eye(dim)[None]), "step": 1.0, "rank": 1}
+    question = {"centre": centres[None], "covariance": triangle(np.eye(dim)[None].repeat(k, axis=0))[None]}
+    return question if kind == "around" else {**question, "step": np.ones(1)}
 
 
 # -- consent
@@ -58,8 +67,8 @@ def test_only_those_with_few_rows_do(tmp_path):
 
 
 HESSIANS = {
-    "local": {"ridge": 0.1}, "settle": {"part": 0, "t": 1.0, "centre": np.zeros(10)}, "moments": {},
-    "around": {"part": 0, "rank": 2, "covariance": np.zeros((1, 55)), "centre": np.zeros((1, 10))}}
+    "local": {"ridge": 0.1}, "moments": {},
+    "summary": {"centre": np.zeros(10), "covariance": triangle(np.eye(10)[None]), "step": 1.0, "rank": 1}}
 
 
 @pytest.mark.parametrize("kind", HESSIANS)
@@ -71,20 +80,22 @@ def test_few_rows_need_consent(tmp_path, kind):
         assert Nosy(FEW, tmp_path / "a.npz", own).ask(kind, **arrays)
     many = clustered("logistic", n_users=3, samples=60, n_features=9, seed=0).users
     assert Nosy(many, tmp_path / "b.npz", {"ledger-dir": str(tmp_path / "b")}).ask(kind, **arrays)
-    if kind == "around":  # without Hessians it is one of the many questions of a fit
-        with pytest.raises(PermissionError, match="fewer than 30 rows"):
-            Nosy(FEW, tmp_path / "a.npz", {}).ask(kind, **{**arrays, "rank": 1})
+    if kind == "summary":  # without Hessians they are among the many questions of a fit
+        for other in ("evidence", "around"):
+            with pytest.raises(PermissionError, match="fewer than 30 rows"):
+                Nosy(FEW, tmp_path / "a.npz", {}).ask(other, **about(other, np.zeros((1, 10))))
 
 
-def test_a_fit_asks_nothing_of_a_few_more_rows_than_coordinates(tmp_path):
+@pytest.mark.parametrize("kind", ["summary", "evidence", "around"])
+def test_a_fit_asks_nothing_of_a_few_more_rows_than_coordinates(tmp_path, kind):
     """Measured: its gradients give rows of such users away."""
     some = clustered("logistic", n_users=3, samples=25, n_features=2, seed=0).users  # 3 coordinates
     enough = clustered("logistic", n_users=3, samples=30, n_features=2, seed=0).users
-    question = {"part": 0, "models": np.zeros((1, 3)), "own": np.zeros(1, dtype=np.int64)}
+    question = about(kind, np.zeros((1, 3)))
     with pytest.raises(PermissionError, match=r"fewer than 30 rows.*consent = .*private release"):
-        Nosy(some, tmp_path / "a.npz", {}).ask("slopes", **question)
-    assert Nosy(some, tmp_path / "a.npz", {"consent": "hessians"}).ask("slopes", **question)
-    assert Nosy(enough, tmp_path / "b.npz", {"ledger-dir": str(tmp_path / "b")}).ask("slopes", **question)
+        Nosy(some, tmp_path / "a.npz", {}).ask(kind, **question)
+    assert Nosy(some, tmp_path / "a.npz", {"consent": "hessians"}).ask(kind, **question)
+    assert Nosy(enough, tmp_path / "b.npz", {"ledger-dir": str(tmp_path / "b")}).ask(kind, **question)
 
 
 @pytest.mark.parametrize("kind", ["describe", "facts"])
@@ -148,21 +159,22 @@ def test_questions_are_counted_once_and_refused_beyond_the_limit(tmp_path):
     with pytest.raises(PermissionError):  # the same point of another loss is another question
         agreed.ask("gradient", model=MODEL)
     with pytest.raises(PermissionError):
-        nosy.ask("slopes", part=0, models=np.eye(3), own=np.arange(3))
+        nosy.ask("around", **about("around", np.eye(3)))
     assert nosy.send({1: Query("gradient", 0, {"model": MODEL})}).replies  # of another user
     more = ct.Users.from_arrays(USERS.features + 1e-9, USERS.targets, USERS.owner)
     assert Nosy(more, tmp_path / "a.npz", {"max-questions": 3}).ask("gradient", model=4 * MODEL)  # other rows
 
 
 def test_a_question_counts_once_for_every_model_that_its_answer_holds(tmp_path):
-    nosy = Nosy(USERS, tmp_path / "a.npz", {"max-questions": 10, "max-hessians": 3})
+    nosy = Nosy(USERS, tmp_path / "a.npz", {"max-questions": 10, "max-hessians": 1})
     with pytest.raises(PermissionError, match="max-questions"):
-        nosy.ask("slopes", part=0, models=np.ones((1, 3)), own=np.zeros(12, dtype=int))
+        nosy.ask("around", **about("around", np.ones((6, 3))))
     with pytest.raises(PermissionError, match="max-questions"):
-        nosy.ask("slopes", part=0, models=np.ones((40, 3)), own=np.zeros(1, dtype=int))
+        nosy.ask("evidence", **about("evidence", np.ones((40, 3))))
+    assert nosy.ask("around", **about("around", np.ones((2, 3))))
+    assert nosy.ask("summary", **about("summary", np.ones((1, 3))))
     with pytest.raises(PermissionError, match="max-hessians"):
-        nosy.ask("around", part=0, rank=2, covariance=np.zeros((4, 6)), centre=np.ones((4, 3)))
-    assert nosy.ask("slopes", part=0, models=np.ones((1, 3)), own=np.zeros(9, dtype=int))
+        nosy.ask("summary", **about("summary", np.zeros((1, 3))))
 
 
 def test_limits_follow_from_the_rows(tmp_path):
@@ -171,8 +183,8 @@ def test_limits_follow_from_the_rows(tmp_path):
         users = clustered("logistic", n_users=3, samples=rows, n_features=2, seed=0).users
         nosy = Nosy(users, tmp_path / f"{most}.npz", {"ledger-dir": str(tmp_path / str(most))}, loss=loss)
         with pytest.raises(PermissionError, match=f"allows {most} "):
-            nosy.ask("slopes", part=0, models=np.ones((1, 3)), own=np.zeros(most + 2, dtype=int))
-        assert nosy.ask("slopes", part=0, models=np.ones((1, 3)), own=np.zeros(most - 1, dtype=int))
+            nosy.ask("evidence", **about("evidence", np.ones((3 * most + 6, 3))))
+        assert nosy.ask("evidence", **about("evidence", np.ones((3 * most + 3, 3))))
 
 
 def test_edges_at_the_users_are_not_for_nodes(tmp_path):

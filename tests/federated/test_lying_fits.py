@@ -87,7 +87,9 @@ LIES = {
 }
 ASKED = {
     "gradient 1e9": change(lambda v: 0 * v + 1e9, "gradient"), "hessian 0": change(lambda v: 0 * v, "hessian"),
-    "hessian 1e12": change(lambda v: 1e12 * v, "hessian"), "group": change(lambda v: 0 * v + 99, "own"),
+    "hessian 1e12": change(lambda v: 1e12 * v, "hessian"), "information 2": change(lambda v: v + 2, "information"),
+    "model 1e30": change(lambda v: v + 1e30, "model"),
+    "slope 1e9": change(lambda v: 0 * v + 1e9, "gradient", kinds=("around",)),
     "votes": change(lambda v: 0 * v + 1e59, "values", "evidence"), "classes": change(lambda v: 0 * v + 7, "target"),
 }
 

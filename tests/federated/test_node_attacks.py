@@ -102,10 +102,10 @@ def test_a_server_cannot_name_a_folder(tmp_path):
 
 # -- memory and work
 
-SQUARE = {"part": 0, "covariance": np.zeros((1, 6)), "centre": np.zeros((1, 3))}
-LEFT = {"part": 0, "models": np.zeros((2, 3)), "starts": np.array([0, 2]), "covariance": np.zeros((1, 6)),
-        "settings": np.array([0, 2, 7, 0]), "own": np.array([1]), "influence": np.zeros((1, 6))}
-HALVES = {"part": 0, "models": np.zeros((2, 3)), "covariance": np.zeros((1, 6)), "settings": np.array([3, 7, 0])}
+EYE = np.array([1.0, 0, 0, 1, 0, 1])  # the triangle of a matrix
+SUMMARY = {"centre": MODEL, "covariance": EYE[None], "step": 1.0, "rank": 1}
+AROUND = {"centre": MODEL[None, None], "covariance": EYE[None, None]}
+EVIDENCE = {**AROUND, "step": np.ones(1)}
 BIG = np.array(2**31 - 1)
 ATTACKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("train", {"model": MODEL, "steps": np.array(3), "rate": 0.1}, {"steps": BIG}, "2,147,483,647 steps, and 10,000"),
@@ -115,22 +115,25 @@ ATTACKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("expand", {"model": MODEL, "rank": 0}, {"anchor": np.zeros((2, 3))}, "more than one row"),
     ("local", {"ridge": 0.1}, {"ridge": -1.0}, "is negative"),
     ("prox", {"centre": MODEL, "t": 1.0}, {"t": -1.0}, "is negative"),
-    ("settle", {"part": 0, "t": 1.0, "centre": MODEL}, {"part": 7}, "neither 0 nor 1"),
-    ("settle", {"part": 0, "t": 1.0, "centre": MODEL}, {"t": -1.0}, "not positive"),
-    ("slopes", {"part": 0, "models": np.zeros((2, 3)), "own": np.array([1])}, {"own": np.array([2])}, "does not have"),
-    ("slopes", {"part": 0, "models": np.zeros((2, 3)), "own": np.array([1])}, {"models": np.zeros((10_001, 3))},
+    ("summary", SUMMARY, {"rank": BIG}, "number of parts is not allowed"),
+    ("summary", SUMMARY, {"rank": 0}, "number of parts is not allowed"),
+    ("summary", SUMMARY, {"step": 0.0}, "not positive"),
+    ("summary", SUMMARY, {"covariance": EYE[None].repeat(2, axis=0)}, "its covariance"),
+    ("summary", SUMMARY, {"covariance": np.ones((1, 7))}, "its covariance"),
+    ("summary", SUMMARY, {"covariance": -EYE[None]}, "not positive"),
+    ("summary", SUMMARY, {"covariance": np.array([[1.0, 2, 0, 1, 0, 1]])}, "not positive"),
+    ("summary", SUMMARY, {"centre": np.array([1e300, 0, 0])}, r"beyond 1e\+12"),
+    ("evidence", EVIDENCE, {"step": np.zeros(1)}, "not positive"),
+    ("evidence", EVIDENCE, {"step": np.ones(2)}, "not allowed"),
+    ("evidence", EVIDENCE, {"covariance": EYE[None, None].repeat(9, axis=1)}, "not allowed"),
+    ("evidence", EVIDENCE, {"covariance": -EYE[None, None]}, "not positive"),
+    ("evidence", EVIDENCE, {name: array.repeat(2, axis=0) for name, array in EVIDENCE.items()}, "not allowed"),
+    ("around", AROUND, {"centre": np.zeros((1, 1, 4))}, "not allowed"),
+    ("around", AROUND, {"centre": np.zeros((1, 3))}, "not allowed"),
+    ("around", AROUND, {"covariance": EYE}, "not allowed"),
+    ("around", AROUND, {name: array.repeat(0, axis=1) for name, array in AROUND.items()}, "not allowed"),
+    ("around", AROUND, {name: array.repeat(10_001, axis=1) for name, array in AROUND.items()},
      "more than|not allowed"),
-    ("evidence", {**SQUARE, "step": 1.0}, {"step": 0.0}, "not positive"),
-    ("evidence", {**SQUARE, "step": 1.0}, {"covariance": np.zeros((9, 6))}, "not allowed"),
-    ("around", {**SQUARE, "rank": 2}, {"rank": BIG}, "another order"),
-    ("around", {**SQUARE, "rank": 2}, {"centre": np.zeros((1, 4))}, "not allowed"),
-    ("left_out", LEFT, {"settings": np.array([0, BIG, 7, 0])}, "2,147,483,647 splits, and 100"),
-    ("left_out", LEFT, {"settings": np.zeros(9)}, "not allowed"),
-    ("left_out", LEFT, {"starts": np.array([0, BIG])}, "does not have"),
-    ("left_out", LEFT, {"starts": np.arange(4)}, "not allowed"),
-    ("left_out", LEFT, {"own": np.array([5])}, "does not have"),
-    ("halves", HALVES, {"settings": np.array([BIG, 7, 0])}, "splits, and 1000"),
-    ("halves", HALVES, {"models": np.zeros((2, 9))}, "not allowed"),
     ("join", {"models": MODEL[None], "noise": 1.0}, {"covariance": np.zeros((3, 6))}, "more than one row"),
     ("home", {"centre": MODEL, "covariance": np.array([[1.0, 0, 0, 1, 0, 1]]), "noise": 1.0},
      {"covariance": np.zeros((1, 7))}, "not allowed"),
@@ -148,24 +151,20 @@ def test_what_a_message_declares_is_bounded(tmp_path, kind, honest, changes, com
         nosy.ask(kind, **{**honest, **changes})
 
 
-def test_counts_only(tmp_path):
-    ratio = {"part": 0, "covariance": np.zeros((1, 6)), "influence": np.zeros((1, 6)), "step": 1.0, "centre": MODEL}
-    with pytest.raises(PermissionError, match="it is for counts"):
-        Nosy(USERS, tmp_path / "a.npz", {}).ask("ratio", **ratio)
-
-
 def test_users_of_a_node_are_asked_one_question_at_a_time(tmp_path):
     """Otherwise the question of one user would be answered, and that of another counted."""
     nosy = Nosy(USERS, tmp_path / "a.npz", {})
-    first = Query("slopes", 0, {"part": np.array(0), "models": np.zeros((2, 3)), "own": np.array([1])})
-    for other in (Query("slopes", 0, {**first.arrays, "models": np.ones((2, 3))}),
-                  Query("slopes", 1, first.arrays), Query("gradient", 0, {"model": MODEL}),
-                  Query("slopes", 0, {**first.arrays, "own": np.array([0, 1])})):
+    first = Query("evidence", 0, EVIDENCE)
+    for other in (Query("evidence", 0, {**EVIDENCE, "covariance": 2 * EYE[None, None]}),
+                  Query("evidence", 1, EVIDENCE), Query("gradient", 0, {"model": MODEL}),
+                  Query("evidence", 0, {**AROUND, "step": np.full(1, 2.0)}),
+                  Query("evidence", 0, {"step": np.ones(1), **{name: array.repeat(2, axis=1)
+                                                               for name, array in AROUND.items()}})):
         answers = nosy.send({0: first, 1: other})
         assert set(answers.replies) == {"0"}
         assert "different questions at once" in answers.refusals["1"]
-    assert set(nosy.send({0: first, 1: Query("slopes", 0, {**first.arrays, "own": np.array([0])})}).replies) == {
-        "0", "1"}
+    own = Query("evidence", 0, {**EVIDENCE, "centre": np.ones((1, 1, 3))})  # centres may be those of each user
+    assert set(nosy.send({0: first, 1: own}).replies) == {"0", "1"}
 
 
 def test_garbage_is_refused_and_strangers_are_ignored(tmp_path):
@@ -217,7 +216,10 @@ def test_splits_are_the_nodes_own(tmp_path):
     assert not np.array_equal(reply[0], nosy.ask("gradient", model=MODEL)["gradient"])
     with pytest.raises(PermissionError, match=r"the share 0.2 of these rows was held out before, and 0.3 is asked for"):
         nosy.ask("gradient", {"held_out": 0.3}, model=MODEL)
-    left = [nosy.ask("left_out", **{**LEFT, "settings": np.array([0, 2, seed, 0])})["values"] for seed in range(4)]
+    fit = Nosy(USERS, tmp_path / "a.npz", {"max-hessians": 100}, task="classification")
+    left = [fit.ask("facts", {"held_out": 0.2, "seed": seed})["means"] for seed in range(4)]
+    assert left[0].shape == (2, 2)  # of all rows, and of those that are not held out
+    assert not np.array_equal(*left[0])
     assert all(np.array_equal(left[0], other) for other in left)
     public = Nosy(USERS, tmp_path / "b.npz", {"split-key": "public"})
     free = [public.ask("gradient", {"held_out": 0.2, "seed": seed}, model=MODEL)["gradient"] for seed in range(2)]

@@ -12,7 +12,7 @@ import coterie as ct
 from coterie.base.errors import InvalidInput
 from coterie.data.users import Users
 from coterie.datasets import clustered
-from coterie.federated.private.effective import Summaries, effective
+from coterie.federated.private.effective import NoisySums, effective
 from coterie.federated.private.policy import parse_clip
 from coterie.federated.private.release import SUMMARY, Draw, ReleaseQuestion, finish
 
@@ -103,7 +103,7 @@ def test_without_noise_the_effective_problems_are_the_users_own():
     data = clustered("squared", n_users=6, n_clusters=2, samples=40, seed=0)
     q = data.users.n_features + 1
     asked = ReleaseQuestion(stage=SUMMARY, mu=1e9, centre=np.zeros(q), scale=np.full(q, 20.0), n_features=q - 1)
-    known = effective(Summaries.of(asked.exact(data.users), asked), data.users.names, data.users.feature_names)
+    known = effective(NoisySums.of(asked.exact(data.users), asked), data.users.names, data.users.feature_names)
     loss = ct.Squared(penalize_intercept=False)
     models = loss.local(loss.prepare(known.users)).points
     stretch = np.sqrt(q - 1) / 0.8 * 20.0

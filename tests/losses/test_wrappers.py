@@ -13,7 +13,7 @@ import coterie as ct
 from coterie.data.users import Participants
 from coterie.losses import BlockLoss, Evaluation
 from coterie.losses.curvature import Span
-from coterie.losses.derived import Grouped, Quadratic, Remote, SpanQuadratic
+from coterie.losses.derived import Grouped, Quadratic, Remote, SpanQuadratic, Weighted
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def grouped() -> tuple[Grouped, Participants]:
     return clusters, clusters.groups
 
 
-KINDS = [*LOSS_NAMES, "custom", "quadratic", "grouped", "personal"]
+KINDS = [*LOSS_NAMES, "custom", "quadratic", "grouped", "personal", "weighted"]
 
 
 def case(kind: str) -> tuple[ct.Loss, Participants]:
@@ -75,6 +75,8 @@ def case(kind: str) -> tuple[ct.Loss, Participants]:
         return grouped()
     if kind == "personal":
         return ct.Personal(ct.Logistic(ridge=0.1), np.array([0.5, 2.0, np.inf])), users_for("logistic")
+    if kind == "weighted":
+        return Weighted(loss=ct.Logistic(ridge=0.1), unit=2.5), users_for("logistic")
     if kind == "quadratic":
         return quadratic(), Participants(range(9))
     return (custom(), users_for("squared")) if kind == "custom" else (loss_for(kind), users_for(kind))

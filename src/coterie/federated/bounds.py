@@ -18,9 +18,9 @@ import numpy.typing as npt
 from coterie.base.errors import InvalidInput, Refused
 from coterie.data.summary import TASKS
 from coterie.federated.agreement import Agreement
-from coterie.federated.protocol.messages import SCHEMAS, Message, misfit
+from coterie.federated.protocol.messages import SCHEMAS, Message, misfit, square
 from coterie.federated.sources import SOURCES
-from coterie.losses import LOSSES, Loss
+from coterie.losses import LOSSES
 
 Array = npt.NDArray[Any]
 
@@ -29,6 +29,7 @@ _STEPS, _POINTS = 10_000, 10_000  # of training, of models
 _NUMBERS = 10**9  # of a data set
 _WORK = 1 << 27  # numbers of the Hessians that a question asks of one user
 _LARGEST, _FAR = 1e30, 1e12  # sizes of numbers, and of coordinates of models
+_ROUNDING = 1e-8  # of the eigenvalues of a covariance, relative
 _MODELS = ("model", "models", "centre", "anchor", "point", "others", "fitted", "alone", "together",
            "wake_model")
 _CLASSES, _COLUMNS, _NAMES = 1_000, 100_000, 10_000_000
@@ -170,14 +171,14 @@ def _short(value: Any) -> str:
 # -- queries
 
 
-def objection(query: Message, loss: Loss, dim: int) -> str | None:
+def objection(query: Message, dim: int, n_parts: int = 1) -> str | None:
     """Why a node does not answer this query; None if it does.
 
     Parameters
     ----------
     query : from the server.
-    loss : of the users.
     dim : the length of a model.
+    n_parts : of the rows: all of them, and where some are held out the others.
     """
     reason = misfit(query, query.kind, dim, "query")
     if reason is not None:
@@ -190,7 +191,7 @@ def objection(query: Message, loss: Loss, dim: int) -> str | None:
             return f"its field {name!r} holds more than {_POINTS:,} models"
     arrays = query.arrays
     if query.kind in ("summary", "evidence", "around"):
-        return _fit_objection(query.kind, arrays, dim)
+        return _fit_objection(query.kind, arrays, dim, n_parts)
     if query.kind == "pdmm":
         return "edges at their users are for users in one process; nodes store nothing"
     return _plain_objection(query.kind, arrays, dim)
@@ -230,7 +231,7 @@ def _plain_objection(kind: str, arrays: Mapping[str, Array], dim: int) -> str | 
     return None
 
 
-def _fit_objection(kind: str, arrays: Mapping[str, Array], dim: int) -> str | None:
+def _fit_objection(kind: str, arrays: Mapping[str, Array], dim: int, n_parts: int) -> str | None:
     """Shapes of the questions of a fit, which the schema leaves open, and the numbers that they
     declare.
     """
@@ -238,11 +239,21 @@ def _fit_objection(kind: str, arrays: Mapping[str, Array], dim: int) -> str | No
     if not (arrays.get("step", np.ones(())) > 0).all():
         return "a strength in it is not positive"
     if kind == "summary":
-        good = covariance == (1, triangle) and int(arrays["rank"]) in (1, 2)
-        return None if good else "its covariance or its number of parts is not allowed"
+        if covariance != (1, triangle) or int(arrays["rank"]) not in (1, 2):
+            return "its covariance or its number of parts is not allowed"
+        return _not_positive(arrays["covariance"], dim)
     parts, k = covariance[:2] if len(covariance) == 3 else (0, 0)
     good = (covariance == (parts, k, triangle) and arrays["centre"].shape == (parts, k, dim)
-            and 0 < parts <= 2 and 0 < k <= _POINTS and k * dim * dim <= _WORK)
+            and parts == n_parts and 0 < k <= _POINTS and k * dim * dim <= _WORK)
     good &= kind == "around" or (arrays["step"].shape == (parts,)
                                  and 0 <= int(arrays["rank"]) <= k)
-    return None if good else "its centres and covariances have shapes that are not allowed"
+    if not good:
+        return "its centres and covariances have shapes that are not allowed"
+    return _not_positive(arrays["covariance"], dim)
+
+
+def _not_positive(triangles: Array, dim: int) -> str | None:
+    """Why these are no covariances."""
+    ends = np.linalg.eigvalsh(square(triangles, dim))
+    good = (ends[..., 0] >= -_ROUNDING * ends[..., -1]).all()
+    return None if good else "a covariance in it is not positive semidefinite"

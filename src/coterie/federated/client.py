@@ -17,8 +17,6 @@ from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.forms import between, trusted
-from coterie.federated.answers import FIT_ANSWERS, Fields
-from coterie.federated.joining import answer_join
 from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.private.release import Releasing, answer_release
 from coterie.federated.protocol.messages import (
@@ -34,13 +32,16 @@ from coterie.federated.protocol.messages import (
     triangle,
 )
 from coterie.federated.spans import evaluated, hessian_parts, mean_curvature, ridge_of, stiffness
+from coterie.fitting.kinds import group_centres
 from coterie.fitting.scores import worse_than_alone
-from coterie.fitting.sources import own_models
+from coterie.fitting.sources import Around, expanded, own_models
 from coterie.fitting.units import Units, UserStatistics
+from coterie.groups.summaries import Hypotheses, evidence_of, summary_at
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.curvature import RowCurvature
 
-Answer = tuple[dict[str, npt.NDArray[Any]], dict[str, Ragged]]
+Fields = dict[str, npt.NDArray[Any]]
+Answer = tuple[Fields, dict[str, Ragged]]
 _LOW_RANK = 16  # smallest number of coordinates for which a low-rank form of a Hessian is tried
 
 
@@ -147,14 +148,11 @@ def _describe(data: Data, queries: Batch) -> Answer:
     """Count, means and centred sums of squares of the features; of the target its mean, the same
     sum, the largest.
     """
-    users, statistics = queries.users, UserStatistics.of(data.samples.users.data)
-    counts, means, m2 = statistics.features
-    ragged = {}
-    if statistics.targets is not None:
-        _, centre, spread = statistics.targets
-        rows = np.stack([centre[users, 0], spread[users, 0], statistics.largest[users]], axis=1)
-        ragged["target"] = Ragged.of(rows.ravel(), np.full(len(users), 3))
-    return {"count": counts[users], "means": means[users], "m2": m2[users]}, ragged
+    users = data.samples.users.data.take(queries.users)
+    told = {name: array[:, 0] for name, array in facts(data.loss, [users], queries).items()}
+    target = told.pop("target")
+    return told, {} if users.targets is None else {
+        "target": Ragged.of(target.ravel(), np.full(len(target), 3))}
 
 
 def _local(data: Data, queries: Batch) -> Answer:
@@ -397,17 +395,102 @@ def _score(data: Data, queries: Batch) -> Answer:
     return {"score": score, "hit": hit, "count": count}, {}
 
 
+# -- the questions of a fit (see `coterie.fitting.sources`), which concern all parts of the rows:
+#    all of them first, then those that are not held out
+
+def facts(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+    """Count, means and sums of squares of features; the same and the largest of the target."""
+    rows = []
+    for part in parts:
+        _, (counts, means, m2), targets, largest = UserStatistics.of(part)
+        target = np.zeros((len(counts), 3)) if targets is None else \
+            np.stack([targets.means[:, 0], targets.m2[:, 0], largest], axis=1)
+        rows.append((counts, means, m2, target))
+    return dict(zip(("count", "means", "m2", "target"),
+                    (np.stack(part, axis=1) for part in zip(*rows, strict=True)),
+                    strict=True))
+
+
+def _summary(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+    shared, dim = queries.shared, loss.dim(parts[0])
+    reply = summary_at(loss, parts, np.asarray(shared["centre"]),
+                       square(shared["covariance"], dim)[0], float(shared["step"]),
+                       int(shared["rank"]))
+    return {"point": reply.point, "values": _finite(reply.value), "gradient": reply.gradient,
+            "hessian": triangle(reply.hessian), "information": reply.information,
+            "size": reply.spare}
+
+
+def _evidence(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+    covariances = square(queries.shared["covariance"], loss.dim(parts[0]))
+    noise, n_slopes = queries.shared["step"], int(queries.shared["rank"])
+    told = [evidence_of(loss, part, Hypotheses(queries.arrays["centre"][:, k], covariances[k],
+                                               float(noise[k]), n_slopes))
+            for k, part in enumerate(parts)]
+    return {"evidence": np.nan_to_num(np.stack([each.evidence for each in told], axis=1),
+                                      nan=-1e300, posinf=-1e300, neginf=-1e300),
+            "gradient": np.nan_to_num(np.stack([each.slopes for each in told], axis=1),
+                                      posinf=0.0, neginf=0.0)}
+
+
+def _around(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
+    covariances = square(queries.shared["covariance"], loss.dim(parts[0]))
+    answers = [expanded(loss, part, Around(queries.arrays["centre"][:, k], covariances[k]))
+               for k, part in enumerate(parts)]
+    values, gradients, models = (np.stack(part, axis=1) for part in zip(*answers, strict=True))
+    return {"values": _finite(values), "gradient": np.nan_to_num(gradients, posinf=0.0, neginf=0.0),
+            "model": np.nan_to_num(models, posinf=0.0, neginf=0.0)}
+
+
+def _finite(values: Array) -> Array:
+    return np.where(np.isnan(values), np.inf, values)
+
+
+_FIT: dict[str, Callable[[Loss, list[Users], Batch], Fields]] = {
+    "facts": facts, "summary": _summary, "evidence": _evidence, "around": _around}
+
+
 def _fit(data: Data, queries: Batch) -> Answer:
     parts = [part.take(queries.users) for part in (data.samples.users.data, data.train)
              if part is not None]
-    return FIT_ANSWERS[queries.kind](data.loss, parts, queries), {}
+    return _FIT[queries.kind](data.loss, parts, queries), {}
+
+
+def _join(data: Data, queries: Batch) -> Answer:
+    """The group of a finished run that fits each newcomer best, and its model in it.
+
+    The server sends what users of the run share: the centres of the groups, in the units agreed,
+    and how far models may be from their centre, if they are personal. The newcomer takes the group
+    k with the smallest
+
+        f(centre_k),      f its own loss, of personal models with the best model around centre_k
+
+    and -1 where users of the run share nothing. The model stays with the newcomer unless its owner
+    returns it.
+    """
+    loss, centres = data.loss, np.asarray(queries.shared["models"])
+    newcomers, n = data.samples.users.data.take(queries.users), len(queries)
+    if "covariance" in queries.shared:
+        covariance = square(queries.shared["covariance"], data.samples.dim)[0]
+        loss = Personal(loss, covariance=covariance,
+                        scale=float(queries.shared["noise"]) / np.maximum(newcomers.counts, 1))
+    samples = loss.prepare(newcomers)
+    if len(centres):
+        shape = (n, samples.dim)
+        groups = np.stack([loss.values(samples, np.broadcast_to(centre, shape))
+                           for centre in centres]).argmin(axis=0)
+        models = loss.own_models(samples, centres[groups])
+    else:  # everyone has a model of its own rows
+        groups, models = np.full(n, -1), group_centres(loss, samples, np.arange(n), "users")
+    return ({"who": groups.astype(np.int64)},
+            {"model": Ragged.of(models, np.ones(n, dtype=np.int64))})
 
 
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
-    **dict.fromkeys(FIT_ANSWERS, _fit), "describe": _describe, "local": _local,
+    **dict.fromkeys(_FIT, _fit), "describe": _describe, "local": _local,
     "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train, "certify": _certify,
     "score": _score, "moments": _moments,
-    "join": lambda data, queries: answer_join(data.loss, data.samples, queries),
+    "join": _join,
     "release": lambda data, queries: (answer_release(data.releasing, queries), {}),
     # That the users have what they need; their models stay with them.
     "home": lambda data, queries: ({"who": np.zeros(len(queries), dtype=np.int64)}, {}),

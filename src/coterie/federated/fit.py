@@ -37,6 +37,7 @@ from coterie.federated.agreement import (
     write_aside,
 )
 from coterie.federated.algorithms.proof import Judgement, judged
+from coterie.federated.plausible import Statements
 from coterie.federated.private.federation import Releases, check_promise
 from coterie.federated.private.policy import Privacy
 from coterie.federated.private.release import finished_at_home
@@ -115,8 +116,7 @@ def fit_federation(runtime: Carrier, deployment: Deployment, settings: Settings,
         return promised if isinstance(runtime, LocalNodes) else promised | runtime.identity()
 
     session = Session(runtime, agreement.names, participation=run.participation, seed=run.seed,
-                      fingerprint=fingerprint(), checkpoint=folder, progress=progress,
-                      ridge=0.0 if privacy is not None else settings.ridge)
+                      fingerprint=fingerprint(), checkpoint=folder, progress=progress)
     releases = None if privacy is None else Releases(privacy, folder)
 
     # 2. The fit of all who take part, with its certificate and scores.
@@ -186,17 +186,18 @@ def _fit(runtime: Carrier, session: Session, agreement: Agreement, settings: Set
     if not _squared(settings):
         source: FitSource = SessionSource(runtime, session, agreement, settings)
         return replace(fit_source(source, settings, Work()), recipe=agreement.recipe)
+    # Second moments decide everything.
     users, split = _second_moments(session, agreement, settings)
     points = settings.task == "clustering" and int(users.sizes.max()) == 1
     if settings.lam == settings.weights == "auto" and users.n_users > 1 and not points:
         parts = () if split is None else (split.train, split.test)
         source = MomentsSource(runtime, session, agreement, settings, users, *parts)
-        return fit_source(source, settings, Work())
+        return replace(fit_source(source, settings, Work()), recipe=agreement.recipe)
     fitted = fit(users, settings, split=split)
     runtime.use(replace(agreement, units=fitted.units))
     solution, _ = _certify(session, fitted.solution, settings.tol, users.sizes,
                            {"point": fitted.models})
-    return replace(fitted, solution=solution)
+    return replace(fitted, solution=solution, recipe=agreement.recipe)
 
 
 class MomentsSource(RowsFitSource):
@@ -275,13 +276,14 @@ class SessionSource:
         self.exact, self.parts = False, list[Users]()
         self.use(self.part_units[0])
         self.dim = self.loss.dim(self.users)
-        self._certified: Solution | None = None
 
     def use(self, units: Units) -> None:
         self.units, self.loss = units, units.loss
         train = [replace(part, loss=units.loss) for part in self.part_units[1:]]
         self.runtime.use(replace(self.agreement, units=units,
                                  train_units=train[0] if train else None))
+        # What users said of this loss at the last centres, by part, position and covariance.
+        self._said: dict[tuple[int, int, bytes], Statements] = {}
 
     def _ask(self, kind: str, arrays: dict[str, Array] | None = None, **shared: Any) -> Any:
         values = {name: np.asarray(value) for name, value in shared.items()}
@@ -309,9 +311,17 @@ class SessionSource:
     def around(self, asked: list[Around]) -> list[Expanded]:
         centres, covariances = _padded([each[:2] for each in asked])
         told = self._ask("around", {"centre": centres}, covariance=triangle(covariances))
-        return [Expanded(*(told[name][:, k, :len(each.covariances)]
-                           for name in ("values", "gradient", "model")))
-                for k, each in enumerate(asked)]
+        answers = [Expanded(*(told[name][:, k, :len(each.covariances)]
+                              for name in ("values", "gradient", "model")))
+                   for k, each in enumerate(asked)]
+        for part, (each, answer) in enumerate(zip(asked, answers, strict=True)):
+            for k, covariance in enumerate(each.covariances):
+                key = part, k, covariance.tobytes()
+                new = Statements(each.centres[:, k], answer.values[:, k], answer.gradients[:, k],
+                                 np.ones(len(told["values"])))
+                self.session.refuse(plausible.contradict(self._said.get(key, new), new))
+                self._said[key] = new
+        return answers
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:

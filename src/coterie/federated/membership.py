@@ -1,6 +1,6 @@
 """Joining and leaving a finished run, without asking the other users again.
 
-A newcomer gets a model in one question and answer (`coterie.federated.joining`). A user that leaves
+A newcomer gets a model in one question and answer (`coterie.federated.client`). A user that leaves
 is taken out with what the server has in the checkpoint: with squared losses the second moments of
 all others, which decide everything.
 """

@@ -92,7 +92,7 @@ class Node:
     -------
     >>> node = Node({}, {"data": "dataset", "dataset": "ellipses"})
     >>> node.introduce()["version"]
-    1
+    2
     """
 
     def __init__(self, said: Mapping[str, Any], own: Mapping[str, Any],
@@ -206,7 +206,7 @@ class _Asking:
 
     def _objection(self, user: int, query: Message, first: Message) -> str:
         """Why this question is not answered, or an empty text."""
-        reason = objection(query, self.data.loss, self.data.samples.dim)
+        reason = objection(query, self.data.samples.dim, 1 if self.data.train is None else 2)
         if reason is None and not alike(query, first):
             reason = "the users of a node are asked different questions at once"
         reason = reason or self.guard.objection(self.data, user, query)

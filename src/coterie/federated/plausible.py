@@ -44,7 +44,7 @@ _NOT_NEGATIVE = ("curvature", "stiffness", "residual", "size", "rounding", "diag
                  "count", "information")
 #: Answers of which one user may be a law to itself only within so many times the median of the
 #: others.
-_VOTES = {"evidence": ("evidence",), "train": ("point",)}
+_VOTES = {"evidence": ("evidence",), "summary": ("hessian",), "train": ("point",)}
 _FAR = 1e6
 _UNKNOWN = -1e300  # an evidence that a user could not compute
 
@@ -58,18 +58,18 @@ def objections(replies: Batch) -> list[tuple[int, str]]:
             reasons.setdefault(user, reason)
 
     for name, array in replies.arrays.items():
-        rows, own = _rows(np.asarray(array)), name
+        rows = _rows(np.asarray(array))
         # What may not be finite is checked with its form.
         exempt = ~np.isfinite(rows) | (rows == _UNKNOWN)
-        most = FARTHEST if own in ("point", "model") else LARGEST
+        most = FARTHEST if name in ("point", "model") else LARGEST
         object_to((np.abs(rows) > most) & ~exempt, f"its field {name!r} holds a number beyond "
                   f"{most:g}")
-        if own in _NOT_NEGATIVE:
+        if name in _NOT_NEGATIVE:
             object_to(rows < 0, f"its field {name!r} is negative")
-        if own == "count":
+        if name == "count":
             object_to((rows != np.floor(rows)) | (rows > MOST_ROWS),
                       "its count is no number of rows")
-        if own in _VOTES.get(replies.kind, ()):
+        if name in _VOTES.get(replies.kind, ()):
             object_to(_far(np.where(exempt, 0.0, np.abs(rows)).max(axis=1, initial=0.0)),
                       f"its field {name!r} is more than {_FAR:g} times those of the others")
     for name, part in replies.ragged.items():
@@ -84,32 +84,28 @@ def objections(replies: Batch) -> list[tuple[int, str]]:
     return list(reasons.items())
 
 
-def fit_objections(replies: Batch, dim: int, asked: Mapping[str, Any],
-                   ridge: float = 0.0) -> list[tuple[int, str]]:
-    """The same for the questions of a fit.
-
-    Parameters
-    ----------
-    replies : of users.
-    dim : the length of a model.
-    asked : the fields of the question.
-    ridge : L2 strength of the loss, which its Hessians contain.
-    """
+def fit_objections(replies: Batch, dim: int) -> list[tuple[int, str]]:
+    """The same for the questions of a fit; `dim` is the length of a model."""
     reasons = dict(reversed(objections(replies)))
 
     def object_to(bad: Flags, reason: str) -> None:
         for user in replies.users[_rows(bad).any(axis=1)].tolist():
             reasons.setdefault(user, reason)
 
-    for name, array in replies.arrays.items():
-        if name == "hessian" and array.size and array.shape[-1] == dim * (dim + 1) // 2:
-            ends = np.linalg.eigvalsh(square(array, dim))
-            slack = 1e-6 * np.maximum(ends[..., -1], 0.0) + 1e-12 * dim
-            without = (ridge > 0) & (replies.kind != "summary") & (ends[..., -1] <= 0)
-            object_to((ends[..., 0] < -slack) | without,
-                      "its Hessian is not positive semidefinite, or without the ridge")
-        elif name == "information":
-            object_to(array > 1 + _SLACK, "its information is above 1")
+    if replies.kind == "summary":
+        gradients, triangles = replies.arrays["gradient"], replies.arrays["hessian"]
+        size = dim * (dim + 1) // 2
+        if gradients.shape[2:] != (dim,) or triangles.shape[1:] != (gradients.shape[1], size):
+            return [(user, "its fields have other shapes than asked for") for user in replies]
+        hessians = square(triangles, dim)
+        ends = np.linalg.eigvalsh(hessians)
+        slack = 1e-6 * np.maximum(ends[..., -1], 0.0) + 1e-12 * dim
+        object_to(ends[..., 0] < -slack, "its Hessian is not positive semidefinite")
+        # A row that has a slope bends the loss, too.
+        bends = np.einsum("npd,npde,npe->np", gradients, hessians, gradients)
+        object_to((bends <= 0) & (np.abs(gradients).max(axis=-1) > _SLACK),
+                  "its Hessian is zero along its gradient")
+        object_to(replies.arrays["information"] > 1 + _SLACK, "its information is above 1")
     return list(reasons.items())
 
 

@@ -97,7 +97,6 @@ class Session:
     fingerprint : what must agree for a run in the checkpoint to be continued.
     checkpoint : the folder in which the run is kept; None to keep nothing.
     progress : called after every round.
-    ridge : L2 strength that all Hessians contain.
 
     Attributes
     ----------
@@ -115,9 +114,9 @@ class Session:
                  participation: Participation | None = None, seed: int = 0,
                  fingerprint: Mapping[str, Any] | None = None,
                  checkpoint: str | os.PathLike[str] | None = None,
-                 progress: Callable[[Round], None] | None = None, ridge: float = 0.0) -> None:
+                 progress: Callable[[Round], None] | None = None) -> None:
         self.runtime, self.names, self.seed, self.progress = runtime, names, seed, progress
-        self.participation, self.ridge = participation or Participation(), ridge
+        self.participation = participation or Participation()
         self.fingerprint = dict(fingerprint or {})
         self.folder = None if checkpoint is None else Path(checkpoint)
         self.ledger, self.history = Ledger(len(names)), list[Round]()
@@ -233,8 +232,7 @@ class Session:
                 {user: reply for part in parts for user, reply in part.items()}), _SHAPES))
         complete = merge(parts)
         assert complete is not None
-        asked = {**(arrays or {}), **(shared or {})}
-        self._set_aside(dict(plausible.fit_objections(complete, dim, asked, self.ridge)))
+        self._set_aside(dict(plausible.fit_objections(complete, dim)))
         self.answers.append(complete)
         with uninterrupted():
             self._keep(complete)

@@ -36,7 +36,7 @@ _PARTS = 8  # of mean features that the search for groups sees
 _RIDGES = np.geomspace(1e-6, 1e2, 81)
 
 
-class Summaries(NamedTuple):
+class NoisySums(NamedTuple):
     """The released sums; see the module.
 
     Parameters
@@ -53,7 +53,7 @@ class Summaries(NamedTuple):
     tau: float
 
     @classmethod
-    def of(cls, released: Array, question: ReleaseQuestion) -> Summaries:
+    def of(cls, released: Array, question: ReleaseQuestion) -> NoisySums:
         """From what users released."""
         assert question.stage == SUMMARY
         d, n = question.n_features + 1, len(released)
@@ -90,7 +90,7 @@ class Effective(NamedTuple):
     tau: float
 
 
-def effective(summaries: Summaries, names: tuple[Any, ...], features: tuple[str, ...],
+def effective(summaries: NoisySums, names: tuple[Any, ...], features: tuple[str, ...],
               per_user: bool = False) -> Effective:
     """The problems that summaries stand for.
 

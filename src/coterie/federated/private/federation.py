@@ -24,7 +24,7 @@ from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.storage import write_atomically
 from coterie.base.types import Array
 from coterie.federated.agreement import Agreement
-from coterie.federated.private.effective import Effective, Summaries, effective
+from coterie.federated.private.effective import Effective, NoisySums, effective
 from coterie.federated.private.fit import fit_summaries
 from coterie.federated.private.policy import TARGET, Privacy
 from coterie.federated.private.release import (
@@ -100,7 +100,7 @@ class Releases:
         privacy, task = self.privacy, agreement.task
         # 1. The noisy summaries, as least-squares problems without noise.
         question = self._scaled_question(session, agreement)
-        known = effective(Summaries.of(_released(session, question), question), agreement.names,
+        known = effective(NoisySums.of(_released(session, question), question), agreement.names,
                           agreement.features, privacy.unit == "user")
         # 2. Groups and models.
         fitted = fit_summaries(known, settings)

@@ -121,14 +121,16 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
     counts : (n_users,) their numbers of rows.
     part : of the rows.
     """
-    gathered = [Evidence(int(count)) for count in counts]
+    gathered, n_parts = [Evidence(int(count)) for count in counts], 1
     for queries, replies in exchanges:
+        if replies.kind == "facts":
+            n_parts = replies.arrays["count"].shape[1]
         for user, reply in replies.items():
             if replies.kind in ("facts", "moments"):
                 gathered[user].sums += _read_sums(reply.arrays, replies.kind == "moments")
                 continue
-            query, count = queries[user].arrays, int(counts[user])
-            for of, point, gradient, hessian in _read(replies.kind, query, reply.arrays, count):
+            query = queries[user].arrays
+            for of, point, gradient, hessian in _read(replies.kind, query, reply.arrays, n_parts):
                 if of == part:
                     ridge = loss.ridge * loss.shrunk(len(point)) * (replies.kind != "summary")
                     gathered[user].add(point,
@@ -137,8 +139,8 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
     return gathered
 
 
-def _read(kind: str, query: Fields, reply: Fields, count: int) -> Iterator[Seen]:
-    """What a reply says of the loss of its user, who has so many rows."""
+def _read(kind: str, query: Fields, reply: Fields, n_parts: int) -> Iterator[Seen]:
+    """What a reply says of the loss of its user, whose rows have so many parts."""
     if kind == "expand":
         yield 0, *_read_expansion(query, reply)
     elif kind == "gradient":
@@ -153,7 +155,7 @@ def _read(kind: str, query: Fields, reply: Fields, count: int) -> Iterator[Seen]
         start, steps = query["model"], max(int(query["steps"]), 1)
         yield 0, start, (start - reply["point"]) / (steps * float(query["rate"])), None
     elif kind in ("summary", "around"):
-        yield from _read_fit(kind, reply)
+        yield from _read_fit(kind, reply, n_parts)
 
 
 def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:
@@ -169,16 +171,15 @@ def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:
     return point, reply["gradient"], matrix
 
 
-def _read_fit(kind: str, reply: Fields) -> Iterator[Seen]:
+def _read_fit(kind: str, reply: Fields, n_parts: int) -> Iterator[Seen]:
     """Replies to the questions of a fit; those about summaries have no ridge."""
     gradients = reply["gradient"]
-    parts = len(gradients)
     if kind == "summary":  # of the rows that are not held out first
         hessians = square(reply["hessian"], len(reply["point"]))
-        for k in range(parts):
-            yield parts - 1 - k, reply["point"], gradients[k], hessians[k]
+        for k in range(len(gradients)):
+            yield n_parts - 1 - k, reply["point"], gradients[k], hessians[k]
         return
-    for part in range(parts):
+    for part in range(len(gradients)):
         for model, gradient in zip(reply["model"][part], gradients[part], strict=True):
             yield part, model, gradient, None
 
