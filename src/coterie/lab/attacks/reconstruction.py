@@ -21,8 +21,8 @@ where the last coordinate of every a_j is known (the intercept's). So
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 
@@ -53,12 +53,11 @@ def rebuild_rows(evidence: Evidence, loss: LinearLoss, seed: int = 0) -> Array:
     if not evidence.points and not evidence.hessians:
         return np.empty((0, 0))
     dim = len((evidence.points or evidence.curved)[0])
-    nothing = np.empty((0, dim))
+    candidates, jumps = np.empty((0, dim)), _jumps(loss)
     if not sign:  # lengths and signs of rows remain unknown
-        return nothing
+        return candidates
     if evidence.count == 1:
         return _without_intercept(_one_row(evidence), sign)
-    candidates, jumps = nothing, _jumps(loss)
     if len(evidence.hessians) > 1 and jumps:
         candidates = _changed(evidence, loss, sign)
     elif len(evidence.hessians) > 1 and evidence.count <= dim:
@@ -170,16 +169,8 @@ def _pair(columns: Array, alike: bool, weight: float) -> Array:
     return columns @ np.array([[cosh, sinh], [sinh, cosh]])
 
 
-class _Search(NamedTuple):
-    """What rows have to explain: Hessians, and differences of gradients from the first one."""
-
-    loss: LinearLoss
-    sign: float
-    curved: Array  # (k, d)
-    hessians: Array  # (k, d (d + 1) / 2)
-    points: Array  # (g, d)
-    gradients: Array  # (g - 1, d)
-    scale: float
+#: From (n, m, p) rows, (n, r) relative errors of the messages and (n, r, m p) their derivatives.
+_Residuals = Callable[[Array], tuple[Array, Array]]
 
 
 def _explaining(evidence: Evidence, loss: LinearLoss, sign: float,
@@ -196,27 +187,28 @@ def _explaining(evidence: Evidence, loss: LinearLoss, sign: float,
     hessians = np.array([h[upper] for h in evidence.hessians]).reshape(-1, len(upper[0]))
     gradients = np.array(evidence.gradients).reshape(-1, dim)[used]
     rises = gradients[1:] - gradients[:1]
-    search = _Search(loss, sign, np.array(evidence.curved).reshape(-1, dim), hessians,
-                     np.array(evidence.points).reshape(-1, dim)[used], rises,
-                     float(max(np.abs(hessians).max(initial=0.0), np.abs(rises).max(initial=0.0))))
-    if search.scale <= 0:
+    scale = float(max(np.abs(hessians).max(initial=0.0), np.abs(rises).max(initial=0.0)))
+    if scale <= 0:
         return np.empty((0, dim))
+    residuals = partial(_residuals, loss=loss, sign=sign, hessians=hessians, gradients=rises,
+                        curved=np.array(evidence.curved).reshape(-1, dim), scale=scale,
+                        points=np.array(evidence.points).reshape(-1, dim)[used])
     effort = min(1.0, (_FEW / (m * p)) ** 0.5)
     starts = rng.standard_normal((max(int(effort * _STARTS), 2), m, p))
-    rows, errors = _least_squares(starts, search, int(effort * _STEPS))
+    rows, errors = _least_squares(starts, residuals, int(effort * _STEPS))
     best = int(errors.argmin())
     if not errors[best] <= _EXPLAINED:
         return np.empty((0, dim))
     return np.concatenate([rows[best], np.full((m, 1), sign)], axis=1)
 
 
-def _least_squares(rows: Array, search: _Search, steps: int) -> tuple[Array, Array]:
+def _least_squares(rows: Array, residuals: _Residuals, steps: int) -> tuple[Array, Array]:
     """Levenberg-Marquardt from all starts at the same time; the rows, and the largest relative
     error of each.
     """
     n, m, p = rows.shape
     damping = np.full(n, 1e-2)
-    residual, jacobian = _residuals(rows, search)
+    residual, jacobian = residuals(rows)
     cost = (residual**2).sum(axis=1)
     reached = np.inf
     for step in range(steps):
@@ -230,7 +222,7 @@ def _least_squares(rows: Array, search: _Search, steps: int) -> tuple[Array, Arr
         q, r = np.linalg.qr(np.concatenate([jacobian, size[:, None, :] * np.eye(m * p)], axis=1))
         slope = q[:, :residual.shape[1]].swapaxes(1, 2) @ residual[..., None]
         trial = rows - np.linalg.solve(r, slope)[..., 0].reshape(n, m, p)
-        new, derivative = _residuals(trial, search)
+        new, derivative = residuals(trial)
         lower = (new**2).sum(axis=1)
         better = lower < cost
         rows = np.where(better[:, None, None], trial, rows)
@@ -243,35 +235,36 @@ def _least_squares(rows: Array, search: _Search, steps: int) -> tuple[Array, Arr
     return rows, np.abs(residual).max(axis=1)
 
 
-def _residuals(rows: Array, search: _Search) -> tuple[Array, Array]:
-    """(n, r) relative errors of the messages for these rows, and (n, r, m p) their derivatives."""
+def _residuals(rows: Array, *, loss: LinearLoss, sign: float, curved: Array, hessians: Array,
+               points: Array, gradients: Array, scale: float) -> tuple[Array, Array]:
+    """How far rows are from explaining (k, d (d + 1) / 2) Hessians at (k, d) points `curved`, and
+    (g - 1, d) differences of the gradients at (g, d) points from the first one.
+    """
     n, m, p = rows.shape
-    dim, upper = p + 1, np.triu_indices(p + 1)
-    a = np.concatenate([rows, np.full((n, m, 1), search.sign)], axis=2)
+    upper = np.triu_indices(p + 1)
+    a = np.concatenate([rows, np.full((n, m, 1), sign)], axis=2)
     errors, slopes = list[Array](), list[Array]()
-    if len(search.curved):
-        t = np.einsum("nmd,kd->nkm", a, search.curved)
-        weight, third = _with_derivative(search.loss.curvature, t)
+    if len(curved):
+        t = np.einsum("nmd,kd->nkm", a, curved)
+        weight, third = _with_derivative(loss.curvature, t)
         model = np.einsum("nkm,nmd,nme->nkde", weight, a, a)[..., upper[0], upper[1]] / m
-        errors.append((model - search.hessians).reshape(n, -1))
+        errors.append((model - hessians).reshape(n, -1))
         # d/da_jq of phi''(t_j) a_j a_j': phi''' x_q a a' + phi'' (e_q a' + a e_q')
-        d = np.einsum("nkm,kq,nmd,nme->nkdemq", third, search.curved[:, :p], a, a)
-        unit = np.eye(dim)[:p]
-        half = np.einsum("nkm,qd,nme->nkdemq", weight, unit, a)
+        d = np.einsum("nkm,kq,nmd,nme->nkdemq", third, curved[:, :p], a, a)
+        half = np.einsum("nkm,qd,nme->nkdemq", weight, np.eye(p + 1)[:p], a)
         d = (d + half + half.swapaxes(2, 3))[:, :, upper[0], upper[1]] / m
         slopes.append(d.reshape(n, -1, m * p))
-    if len(search.gradients):
-        t = np.einsum("nmd,kd->nkm", a, search.points)
-        first, second = _with_derivative(search.loss.slope, t)
+    if len(gradients):
+        t = np.einsum("nmd,kd->nkm", a, points)
+        first, second = _with_derivative(loss.slope, t)
         rise = first[:, 1:] - first[:, :1]
-        errors.append((np.einsum("nkm,nmd->nkd", rise, a) / m - search.gradients).reshape(n, -1))
-        x = search.points[:, :p]
+        errors.append((np.einsum("nkm,nmd->nkd", rise, a) / m - gradients).reshape(n, -1))
+        x = points[:, :p]
         bend = second[:, 1:, :, None] * x[1:, None] - second[:, :1, :, None] * x[None, :1, None]
         d = np.einsum("nkmq,nmd->nkdmq", bend, a)
-        d = d + np.einsum("nkm,qd->nkdmq", rise, np.eye(dim)[:p])
+        d = d + np.einsum("nkm,qd->nkdmq", rise, np.eye(p + 1)[:p])
         slopes.append((d / m).reshape(n, -1, m * p))
-    residuals, jacobian = (np.concatenate(part, axis=1) for part in (errors, slopes))
-    return residuals / search.scale, jacobian / search.scale
+    return np.concatenate(errors, axis=1) / scale, np.concatenate(slopes, axis=1) / scale
 
 
 def _with_derivative(function: Callable[[Array, Array], Array], t: Array) -> tuple[Array, Array]:

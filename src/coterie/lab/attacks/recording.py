@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,8 @@ from coterie.federated.algorithms.base import Replies
 from coterie.federated.protocol.messages import Batch, Fields, square
 from coterie.losses.affine import AffineLoss
 
-
-class Exchange(NamedTuple):
-    """One round: what was asked, and what was answered."""
-
-    queries: Batch
-    replies: Batch
+#: One round: what was asked, and what was answered.
+Exchange = tuple[Batch, Batch]
 
 
 class Recorder:
@@ -51,7 +47,7 @@ class Recorder:
     def exchange(self, queries: Batch) -> Replies:
         """Ask, wait as long as a round lasts, and keep both."""
         replies: Replies = self.runtime.exchange(queries)
-        self.exchanges += [Exchange(queries, batch) for batch in replies.batches if len(batch)]
+        self.exchanges += [(queries, batch) for batch in replies.batches if len(batch)]
         return replies
 
 
@@ -188,8 +184,9 @@ def _read_sums(reply: Fields, full: bool) -> list[Sums]:
     second.
     """
     counts, means = reply["count"], reply["means"]
-    said = [Sums(int(count), mean, square(reply["scatter"][j][None], len(mean))[0] if full
-                 else None) for j, (count, mean) in enumerate(zip(counts, means, strict=True))]
+    scatters = [square(scatter[None], means.shape[1])[0] for scatter in reply["scatter"]] \
+        if full else [None] * len(counts)
+    said = [Sums(int(count), *rest) for count, *rest in zip(counts, means, scatters, strict=True)]
     # All rows less those not held out.
     if not full and len(counts) > 1 and counts[0] > counts[1]:
         left = int(counts[0] - counts[1])
