@@ -193,11 +193,11 @@ def test_discriminant_directions_tell_classes_apart():
     features = rng.standard_normal((200, 6)) * np.array([1, 1, 9, 9, 1, 1])
     features[:, 4] += 4 * classes
     users = ct.Users.from_arrays(features, classes, owner)
-    made = sets.discriminant(users, 1).transform(users)
+    made = sets.discriminant(users, 1)[0](users)
     assert made.n_features == 1
     assert made.features.std() == pytest.approx(1.0)
     assert abs(np.corrcoef(made.features[:, 0], features[:, 4])[0, 1]) > 0.95
-    assert sets.principal(users, 2).transform(users).n_features == 2
+    assert sets.principal(users, 2)[0](users).n_features == 2
 
 
 def test_bundled_sets_are_as_documented():

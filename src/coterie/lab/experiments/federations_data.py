@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -37,12 +38,8 @@ SIZES = (20, 40, 80, 160)
 SUBSET = (*range(10), *range(15, 24))  # the mine fields 1-10 and 16-24 that many papers use
 
 
-class Features(NamedTuple):
-    """The computation of features, and the unit of the transformed targets in the original units.
-    """
-
-    transform: Callable[[Users], Users]
-    unit: float = 1.0
+#: The computation of features, and the unit of the transformed targets in the original units.
+Features = tuple[Callable[[Users], Users], float]
 
 
 class Parts(NamedTuple):
@@ -100,8 +97,8 @@ class Benchmark:
         # With row numbers as targets, the rows of the split can be identified.
         n = self.users.n_samples
         numbered = replace(self.users, targets=np.arange(n, dtype=float))
-        part = numbered.split(test=0.25, seed=seed) if self.train is None \
-            else numbered.split(train=self.train, seed=seed)
+        share: Any = {"test": 0.25} if self.train is None else {"train": self.train}
+        part = numbered.split(**share, seed=seed)
         assert part.train.targets is not None
         return np.isin(np.arange(n), part.train.targets)
 
@@ -121,13 +118,13 @@ class Benchmark:
 
 def standardised(train: Users) -> Features:
     """Scale every column to mean 0 and variance 1."""
-    return Features(Standardizer.from_moments(train.moments()).transform)
+    return Standardizer.from_moments(train.moments()).transform, 1.0
 
 
 def both_standardised(train: Users) -> Features:
     """Every column, and the target, with mean 0 and variance 1."""
     units = Units.learn(train, "regression")
-    return Features(units.inner, units.spread)
+    return units.inner, units.spread
 
 
 def principal(train: Users, k: int) -> Features:
@@ -136,7 +133,7 @@ def principal(train: Users, k: int) -> Features:
     rows = scaler.transform(train).features
     values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
     chosen = vectors[:, ::-1][:, :k] / np.sqrt(np.maximum(values[::-1][:k], 1e-12))
-    return Features(partial(_mapped, scaler=scaler, directions=_signed(chosen)))
+    return partial(_mapped, scaler=scaler, directions=_signed(chosen)), 1.0
 
 
 def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
@@ -162,8 +159,7 @@ def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
     apart = (means - group_means(rows, train.owner, train.n_users)[kinds[0]]) @ root
     apart *= np.sqrt(np.bincount(cell) / n)[:, None]
     chosen = _signed(root @ np.linalg.eigh(apart.T @ apart)[1][:, ::-1][:, :k])
-    return Features(partial(_mapped, scaler=scaler,
-                            directions=chosen / (rows @ chosen).std(axis=0)))
+    return partial(_mapped, scaler=scaler, directions=chosen / (rows @ chosen).std(axis=0)), 1.0
 
 
 def _signed(directions: Array) -> Array:
@@ -185,8 +181,8 @@ def landmine(folder: Path, quick: bool) -> list[Benchmark]:
     """
     data = load(folder / "landmine.npz")
     assert data.clusters is not None
-    cases = [(np.arange(29), 80)] if quick else [
-        (fields, size) for fields in (np.arange(29), np.array(SUBSET)) for size in SIZES]
+    both = (np.arange(29), np.array(SUBSET))
+    cases = [(both[0], 80)] if quick else list(product(both, SIZES))
     return [Benchmark(name=f"landmine {len(fields)}, {size} per field", metric="AUC",
                       users=data.users.take(fields), loss=Logistic(ridge=RIDGE),
                       clusters=data.clusters[fields], train=size, features=standardised,
@@ -206,8 +202,8 @@ def school(folder: Path, quick: bool) -> list[Benchmark]:
     with np.load(folder / "school.npz") as stored:
         X, y, user, masks = stored["X"], stored["y"], stored["user"], stored["splits_train"]
     users = Users.from_arrays(X[:, :-1].astype(float), y.astype(float), user)
-    return [_regression("school", users, "the ten published splits, 75 to 25 %",
-                        masks=masks[:, np.argsort(user, kind="stable")])]
+    masks = masks[:, np.argsort(user, kind="stable")]
+    return [_regression("school", users, "the ten published splits, 75 to 25 %", masks=masks)]
 
 
 def survey(folder: Path, quick: bool) -> list[Benchmark]:
@@ -291,11 +287,11 @@ def _panel(file: str, user: str, target: str) -> Users:
                              [row[user] for row in rows], feature_names=columns)
 
 
-FILES: dict[str, tuple[str, Callable[[Path, bool], list[Benchmark]]]] = {
+FILES: dict[str, tuple[str, Callable[[Any, bool], list[Benchmark]]]] = {
     "landmine": ("landmine.npz", landmine), "school": ("school.npz", school),
     "har": ("har.npz", har), "survey": ("computer_survey.npz", survey),
     "amazon": ("amazon_reviews.npz", amazon)}
-BUNDLED: dict[str, Callable[[Path | None, bool], list[Benchmark]]] = {
+BUNDLED: dict[str, Callable[[Any, bool], list[Benchmark]]] = {
     "digits": digits, "diabetes": diabetes, "panels": panels}
 PANELS = {  # name: file, user, target
     "sleepstudy": ("lme4/sleepstudy.csv", "Subject", "Reaction"),
@@ -353,17 +349,11 @@ def federations(folder: Path | None, sets: tuple[str, ...] = (),
                                remedy=f"Choose from: {known}; available: {', '.join(present)}")
         if name not in present and name in FILES:
             file = FILES[name][0]
-            where = f"{file} is not in {str(folder)!r}" if folder is not None \
-                else f"no folder with {file} was given"
+            where = (f"no folder with {file} was given" if folder is None
+                     else f"{file} is not in {str(folder)!r}")
             raise InvalidInput(f"the set {name!r} is not available: {where}",
                                remedy="Give its folder by --data, or choose from: "
                                       f"{', '.join(present)}")
     wanted = sets or tuple(name for name in present if not quick or name in QUICK)
-    loaded: list[Benchmark] = []
-    for name in wanted:
-        if name in BUNDLED:
-            loaded += BUNDLED[name](folder, quick)
-        else:
-            assert folder is not None
-            loaded += FILES[name][1](folder, quick)
-    return loaded
+    loaders = {**BUNDLED, **{name: loader for name, (_, loader) in FILES.items()}}
+    return [one for name in wanted for one in loaders[name](folder, quick)]
