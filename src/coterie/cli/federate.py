@@ -306,8 +306,7 @@ _Last = Annotated[int, Opt(help="Only so many lines, the last ones; 0: all.", mi
 _Spent = Annotated[float, Opt(help="Of the epsilon that is shown as spent.")]
 _Lines = Annotated[bool, Opt("--json", help="One JSON object instead of tables.")]
 _Keys = Annotated[Path, Opt(help="Folder for the keys.")]
-_Hosts = Annotated[list[str] | None, Opt(
-    help="Name or address of the SuperLink; may be repeated.")]
+_Hosts = Annotated[list[str] | None, Opt(help="Name or address of the SuperLink; may be repeated.")]
 _Pairs = Annotated[int, Opt(help="How many SuperNodes get a key pair.", min=0)]
 _App = Annotated[Path, Opt(help="Folder for the app.")]
 

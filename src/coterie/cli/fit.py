@@ -71,9 +71,8 @@ def run_fit(data: options.Table, user: options.User = "", target: options.Target
     Example: zcat data.csv.gz | coterie fit - --user subject --target y
     """
     settings = Settings(loss=loss, lam=options.parse_lam(lam), weights=weights,
-                        count=cast(Any, count), ridge=ridge,
-                        n_lams=n_lams, max_groups=max_groups or None, tol=tol, holdout=holdout,
-                        standardize=standardize, seed=seed)
+                        count=cast(Any, count), ridge=ridge, n_lams=n_lams, tol=tol, seed=seed,
+                        max_groups=max_groups or None, holdout=holdout, standardize=standardize)
     fitted = _fit(data, settings, as_json, user=user, target=target, features=features, drop=drop,
                   separator=separator, task=task, folder=out, resume=resume, overwrite=overwrite)
     if as_json:

@@ -87,9 +87,8 @@ class SumQuestion:
     def __post_init__(self) -> None:
         if not self.bounds or not all(0 < bound < np.inf for bound in self.bounds):
             raise InvalidInput("a masked sum needs positive, finite bounds, got "
-                               f"{show(*self.bounds)}",
-                               remedy="Give the largest absolute value that a number of a user can "
-                                      "have")
+                               f"{show(*self.bounds)}", remedy="Give the largest absolute value "
+                                                               "that a number of a user can have")
 
     def exponents(self, n_users: int) -> Ints:
         """(n_numbers,) the k for which numbers are rounded to multiples of 2^-k: n_users bound 2^k
@@ -108,8 +107,7 @@ class SumQuestion:
     def context(self, keys: Mapping[str, bytes]) -> bytes:
         """A digest of the question and of who takes part, by which masks differ."""
         parts = [self.run, self.round, self.kind, [float(bound).hex() for bound in self.bounds],
-                 self.about.hex(),
-                 [[name, keys[name].hex()] for name in sorted(keys)]]
+                 self.about.hex(), [[name, keys[name].hex()] for name in sorted(keys)]]
         return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
@@ -230,8 +228,8 @@ class Member:
         before = self._answered.get((question.kind, question.about))
         now = _Answered(question.bounds, digest, (frozenset(keys),)) if before is None else \
             before.with_set(question.bounds, digest, frozenset(keys))
-        secrets = {other: self._secret(question.run, key) for other,
-                   key in keys.items() if other != self.name}
+        secrets = {other: self._secret(question.run, key)
+                   for other, key in keys.items() if other != self.name}
         # Before anything is known of the numbers.
         self._answered[question.kind, question.about] = now
         if not self._fixed:
@@ -306,8 +304,8 @@ def may_follow(first: Collection[str], second: Collection[str]) -> bool:
     [True, False, False]
     """
     before, after = set(first), set(second)
-    return after < before and len(before - after) >= LEAST and len(after) > max(len(before) / 2,
-        LEAST - 1)
+    least = max(len(before) / 2, LEAST - 1)
+    return after < before and len(before - after) >= LEAST and len(after) > least
 
 
 def without(names: Collection[str], lost: Collection[str]) -> list[str]:
@@ -327,9 +325,8 @@ def without(names: Collection[str], lost: Collection[str]) -> list[str]:
     kept = left[:min(len(left), len(set(names)) - LEAST)]
     if not may_follow(names, kept):
         raise Refused(f"{len(set(lost))} of {len(set(names))} users did not answer "
-                      f"({show(*sorted(lost))}), and a sum "
-                      "over the others would say too much of them", remedy="Ask the same users "
-                          "again")
+                      f"({show(*sorted(lost))}), and a sum over the others would say too much of "
+                      "them", remedy="Ask the same users again")
     return kept
 
 
@@ -365,8 +362,7 @@ def total(question: SumQuestion, keys: Mapping[str, bytes], replies: Mapping[str
 
 
 def masked_moments(users: Users, low: npt.ArrayLike, high: npt.ArrayLike, max_rows: int, *,
-                   run: str = "moments",
-                   absent: Collection[str] = ()) -> Moments:
+                   run: str = "moments", absent: Collection[str] = ()) -> Moments:
     """Moments of the rows of all users together, for `Standardizer.from_moments`; of a user alone,
     nobody sees any.
 

@@ -134,8 +134,7 @@ def nearest(rebuilt: Array) -> Score:
     return score
 
 
-def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array,
-              public: LabelledRows) -> Scores:
+def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array, public: LabelledRows) -> Scores:
     """All scores that the evidence allows."""
     if evidence.released is not None:
         return {"tracing": evidence.released.tracing(public)}

@@ -117,26 +117,21 @@ class Baseline(ABC):
             raise InvalidInput(f"{self.name!r} needs the true clusters, got none",
                                remedy="Give clusters, one label for each user in the order of "
                                       "users.names")
-        order = np.array(sorted(range(users.n_users), key=lambda i: _sort_key(users.names[i])),
-                         dtype=np.int64)
+        order = np.array(sorted(range(users.n_users), key=lambda i: _sort_key(users.names[i])))
+        back = np.argsort(order)
         if "samples" not in memo:
             memo["samples"] = loss.prepare(users.take(order))
         truth = None if clusters is None else check_labels(clusters, users.n_users)[order]
         run = BaselineRun(loss, memo["samples"], np.random.default_rng(seed), truth, memo)
-        sorted_models, shared, sorted_labels = self._fit(run)
-        models = np.empty_like(sorted_models)
-        models[order] = sorted_models
-        if sorted_labels is None:
-            labels = labels_of(models)
-        else:
-            unordered = np.empty(users.n_users, dtype=np.int64)
-            unordered[order] = sorted_labels
-            labels = check_labels(unordered, users.n_users)
-            # In the order of the new labels.
-            shared = shared[unordered[np.unique(labels, return_index=True)[1]]]
-        return Fitted(models=models, labels=labels, shared=shared, rounds=run.rounds,
-                      floats_up=run.floats_up, floats_down=run.floats_down, name=self.name,
-                      settings=self, users=users, loss=loss)
+        models, shared, found = self._fit(run)
+        labels = (labels_of(models[back]) if found is None
+                  else check_labels(found[back], users.n_users))
+        if found is not None:  # in the order of the new labels
+            shared = shared[found[back][np.unique(labels, return_index=True)[1]]]
+        rounds, up, down = run.traffic.tolist()
+        return Fitted(models=models[back], labels=labels, shared=shared, rounds=rounds,
+                      floats_up=up, floats_down=down, name=self.name, settings=self, users=users,
+                      loss=loss)
 
     @abstractmethod
     def _fit(self, run: BaselineRun) -> Outcome: ...
@@ -235,9 +230,8 @@ class BaselineRun:
     rng: np.random.Generator
     clusters: Ints | None
     memo: dict[Any, Any] = field(default_factory=dict)
-    rounds: int = 0
-    floats_up: int = 0
-    floats_down: int = 0
+    # Rounds, and the numbers that all users together sent and received.
+    traffic: Ints = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
 
     @property
     def n_users(self) -> int:
@@ -247,36 +241,29 @@ class BaselineRun:
     def dim(self) -> int:
         return self.samples.dim
 
-    def exchange(self, *, down: int, up: int, users: int | None = None, rounds: int = 1) -> None:
-        """Count rounds in which each of `users` users (default: all) receives `down` numbers and
+    def exchange(self, *, down: int, up: int, users: int | None = None) -> None:
+        """Count a round in which each of `users` users (default: all) receives `down` numbers and
         sends `up`.
         """
-        n = (self.n_users if users is None else users) * rounds
-        self._count((rounds, n * up, n * down))
+        n = self.n_users if users is None else users
+        self.traffic = self.traffic + np.array([1, n * up, n * down])
 
     def once(self, key: Hashable, compute: Callable[[], Array]) -> Array:
         """The stored result of `compute` for this key, computed if needed; its traffic is counted
         in both cases.
         """
-        if key in self.memo:
-            result, traffic = self.memo[key]
-            self._count(traffic)
-            return np.asarray(result)
-        before = self.rounds, self.floats_up, self.floats_down
-        result = compute()
-        after = self.rounds, self.floats_up, self.floats_down
-        self.memo[key] = result, tuple(b - a for a, b in zip(before, after, strict=True))
-        return result
-
-    def _count(self, traffic: tuple[int, int, int]) -> None:
-        self.rounds += traffic[0]
-        self.floats_up += traffic[1]
-        self.floats_down += traffic[2]
+        before = self.traffic
+        if key not in self.memo:
+            result = compute()
+            self.memo[key] = result, self.traffic - before
+        result, traffic = self.memo[key]
+        self.traffic = before + traffic
+        return np.asarray(result)
 
     def own(self, ridge: float = 0.0) -> Array:
         """(n_users, dim) the minimum of f_i for each user."""
-        return self.once(("own", ridge), lambda: own_models(add_ridge(self.loss, ridge),
-                                                            self.samples))
+        loss = add_ridge(self.loss, ridge)
+        return self.once(("own", ridge), lambda: own_models(loss, self.samples))
 
     def held(self, ridge: float) -> Array:
         """(n_users, dim) the minimum of f_i + ridge/2 ||x||^2 for each user, intercept included."""

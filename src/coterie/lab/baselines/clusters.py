@@ -15,16 +15,9 @@ from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.convex.consensus import lam_max
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
+from coterie.lab.baselines import base
 from coterie.lab.baselines.averaging import curvature, descend, unchanged
-from coterie.lab.baselines.base import (
-    BUDGET,
-    Baseline,
-    BaselineRun,
-    Choices,
-    Fitted,
-    Outcome,
-    predicts,
-)
+from coterie.lab.baselines.base import BUDGET, Baseline, BaselineRun, Choices, Fitted, Outcome
 from coterie.losses import Loss, Samples, SquaredDistance
 from coterie.losses.blocks import in_blocks
 from coterie.losses.newton import minimise
@@ -83,8 +76,8 @@ class HypCluster(Baseline):
         # One start is enough for one cluster.
         starts = [own[run.rng.choice(n, k, replace=False)]
                   for _ in range(self.restarts if k > 1 else 1)]
-        ends = [self._train(run, models) for models in starts]
-        _, labels, models = min(ends, key=lambda end: end[0])
+        _, labels, models = min((self._train(run, models) for models in starts),
+                                key=lambda end: end[0])
         models = self._refine(run, labels, models)
         return models[labels], models, labels
 
@@ -362,10 +355,8 @@ class ODCLKMeans(KMeans):
     name: ClassVar[str] = "odcl k_means"
 
     def _fit(self, run: BaselineRun) -> Outcome:
-        def labels(own: Array) -> Ints:
-            return np.unique(k_means(own, self.n_clusters, run.rng), return_inverse=True)[1]
-
-        return average_models(run, self.ridge, labels)
+        return average_models(run, self.ridge, lambda own: np.unique(
+            k_means(own, self.n_clusters, run.rng), return_inverse=True)[1])
 
 
 def average_models(run: BaselineRun, ridge: float, labels_of: Callable[[Array], Ints]) -> Outcome:
@@ -451,7 +442,7 @@ class Comet(Baseline):
 
 def gram_matrices(loss: Loss, samples: Samples) -> Array:
     """(n_users, dim, dim) mean_j a_ij a_ij', repeated for each output."""
-    if not predicts(loss):
+    if not base.predicts(loss):
         raise Incompatible(f"Models of {type(loss).__name__} do not predict targets. Use a loss "
                            "with targets.")
     grams = np.empty((samples.n_users, samples.dim, samples.dim))

@@ -10,18 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from coterie.base.types import Array, Indices, Ints
-from coterie.lab.baselines.base import (
-    BUDGET,
-    Baseline,
-    BaselineRun,
-    Choices,
-    Fitted,
-    Outcome,
-    add_ridge,
-    length_of_answer,
-    own_models,
-    ridges,
-)
+from coterie.lab.baselines import base
+from coterie.lab.baselines.base import BUDGET, Baseline, BaselineRun, Choices, Fitted, Outcome
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise
 
@@ -42,7 +32,7 @@ class Local(Baseline):
     """
 
     name: ClassVar[str] = "local"
-    choices: ClassVar[Choices] = {"ridge": ridges}
+    choices: ClassVar[Choices] = {"ridge": base.ridges}
     ridge: float = 0.0
 
     def _fit(self, run: BaselineRun) -> Outcome:
@@ -50,7 +40,7 @@ class Local(Baseline):
         return models, models.mean(axis=0, keepdims=True), None
 
     def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints | None]:
-        return own_models(add_ridge(fitted.loss, self.ridge), samples), None
+        return base.own_models(base.add_ridge(fitted.loss, self.ridge), samples), None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +56,7 @@ class Global(Baseline):
     """
 
     name: ClassVar[str] = "global"
-    choices: ClassVar[Choices] = {"ridge": ridges}
+    choices: ClassVar[Choices] = {"ridge": base.ridges}
     ridge: float = 0.0
 
     def _fit(self, run: BaselineRun) -> Outcome:
@@ -75,7 +65,7 @@ class Global(Baseline):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Oracle(Baseline):
+class Oracle(Global):
     """minimise_x sum_{i in C_k} f_i(x) for each true cluster C_k, the goal of every method that
     finds clusters; newcomers get the model with the least loss.
 
@@ -89,8 +79,6 @@ class Oracle(Baseline):
 
     name: ClassVar[str] = "oracle"
     needs_clusters: ClassVar[bool] = True
-    choices: ClassVar[Choices] = {"ridge": ridges}
-    ridge: float = 0.0
 
     def _fit(self, run: BaselineRun) -> Outcome:
         assert run.clusters is not None  # checked by `Baseline.fit`
@@ -132,7 +120,7 @@ class SquaredPenaltyBaseline(Baseline):
         # Hessian is sum_i s I - s^2 (H_i + s I)^-1 = s (H_i + s)^-1 H_i
         def evaluate(only: Indices, mean: Array, order: int) -> tuple[Array, Array, Array]:
             nonlocal last
-            run.exchange(down=d, up=length_of_answer(d, order))
+            run.exchange(down=d, up=base.length_of_answer(d, order))
             inner = loss.prox(samples, None, s, np.repeat(mean, n, axis=0), start=last)
             last = inner.points
             _, g, h = loss.evaluate(samples, last, order)
@@ -180,7 +168,7 @@ def pulled(loss: Loss, samples: Samples, strength: float, centre: Array,
            start: Array | None = None) -> Array:
     """(n_users, dim) minimise_v f_i(v) + strength/2 ||v - centre||^2 for each user."""
     if strength == 0:
-        return own_models(loss, samples)
+        return base.own_models(loss, samples)
     centres = np.repeat(centre, samples.n_users, axis=0)
     return loss.prox(samples, None, strength, centres, start=start).points
 

@@ -93,8 +93,7 @@ def _of_first(first: Sequence[paper.First]) -> list[_Row]:
         ("Equal models inside clusters, and three clusters, for lambda in a window",
          f"({WINDOW[0]:g}, {WINDOW[1]:g})", _window(first)),
         ("The number of distinct models falls from N to K; the squared penalty keeps N", "60 to 3",
-         _fewer(first)),
-    ]
+         _fewer(first))]
     return [("1", *row) for row in rows]
 
 
@@ -118,8 +117,7 @@ def _of_second(second: Sequence[paper.Second], same: Sequence[paper.Second]) -> 
         (f"The same on the ellipses of Experiment 1: models at lambda = {lam_text}",
          "1 / 2 / 3 / 3", _counts(same, (1, 2, 3, 4), (1, 2, 3, 3))),
         ("The same on the ellipses of Experiment 1: 0.08 inside, 0.05 below the range of Theorems "
-         "1 and 2", "inside, below", _both(same)),
-    ]
+         "1 and 2", "inside, below", _both(same))]
     return [("2", *row) for row in rows]
 
 

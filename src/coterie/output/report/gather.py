@@ -72,6 +72,8 @@ def gather(source: Fit | Path | Solution, *, path: Path | None = None,
     >>> document["title"]
     '2 groups of 3 users'
     """
+    from coterie import __version__
+
     if most_users < 1:
         raise InvalidInput(f"most_users must be at least 1, got {most_users!r}",
                            remedy="Leave it out")
@@ -80,15 +82,12 @@ def gather(source: Fit | Path | Solution, *, path: Path | None = None,
         full = replace(full, count="users")
     n, n_groups = full.path.problem.users.n_users, full.solution.n_clusters
     keep = sample(full.solution.labels, most_users) if n > most_users else np.arange(n)
-    settings = _settings(source, full) if settings is None else settings
-    return {
-        "title": title or title_of(source, n_groups, n),
-        "version": _version(), "command": command, "notes": [str(note) for note in notes],
-        "settings": json_ready(settings), "settings_sentence": settings_sentence(source,
-            json_ready(settings)),
-        "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
-        **_results(source, full, keep, classes),
-    }
+    settings = json_ready(_settings(source, full) if settings is None else settings)
+    return {"title": title or title_of(source, n_groups, n), "version": __version__,
+            "command": command, "notes": [str(note) for note in notes], "settings": settings,
+            "settings_sentence": settings_sentence(source, settings),
+            "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
+            **_results(source, full, keep, classes)}
 
 
 def _results(source: Fit | Path | Solution, full: View, keep: Ints,
@@ -116,8 +115,7 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
         "lams": full.path.lams.tolist(), "chosen": full.index,
         "points": [_point(s) for s in full.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
-        "tree": [[int(a), int(b), lam, int(size)] for a, b, lam,
-                 size in view.path.linkage.tolist()],
+        "tree": [[int(a), int(b), lam, int(n)] for a, b, lam, n in view.path.linkage.tolist()],
         # What a federated fit has as rows are not the users' own.
         "map": None if users.n_users == 1 else _map(
             view, samples=account is None or not isinstance(source, Fit)),
@@ -191,8 +189,8 @@ def _map(view: View, samples: bool = True) -> dict[str, Any]:
         if view.units is not None:
             X = X * view.units.scale + view.units.mean
         rows = np.unique(np.linspace(0, len(X) - 1, min(len(X), _SAMPLES)).round().astype(np.int64))
-        drawn = [[*point, int(side), int(owner)] for point, side,
-                 owner in zip(X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
+        drawn = [[*point, int(side), int(owner)] for point, side, owner in zip(
+            X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
         return {"kind": "separators", "xlabel": names[0], "ylabel": names[1],
                 "points": json_ready(lines), "samples": drawn if samples else None,
                 "note": "Lines at which each model is undecided between the two classes."}
@@ -323,10 +321,10 @@ def _federated(source: Any, account: Account, keep: Ints) -> dict[str, Any]:
     """Rounds, bytes by kind of question, and the users who took part, with the bytes that each sent
     and received.
     """
-    rounds = [{"round": int(line.iteration), "gap": json_ready(line.gap),
-               "n_clusters": int(line.n_clusters), "stage": line.stage, "asked": int(line.asked),
-               "answered": int(line.answered), "bytes_up": int(line.bytes_up),
-               "bytes_down": int(line.bytes_down)} for line in account.history]
+    names = ("gap", "n_clusters", "stage", "asked", "answered", "bytes_up", "bytes_down")
+    rounds = [{"round": int(line.iteration),
+               **{name: json_ready(getattr(line, name)) for name in names}}
+              for line in account.history]
     ledger, aside, solved = account.ledger, account.aside, isinstance(source, Solution)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3])
     reasons += "; ..." * (len(aside) > 3)
@@ -360,9 +358,3 @@ def _settings(source: Fit | Path | Solution, view: View) -> dict[str, Any]:
     return {"loss": repr(view.loss), "lam": view.solution.lam, "solver": view.solution.solver,
             "graph": "all pairs" if graph.is_complete else many(graph.n_edges, "edge"),
             "tol": view.path.tol}
-
-
-def _version() -> str:
-    from coterie import __version__
-
-    return __version__
