@@ -82,7 +82,7 @@ def _solve(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
     """The solution, or the best one at an interrupt; and whether it was interrupted."""
     with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs "
                         "...") as status:
-        _announce_compiling()
+        when_compiling(_announce_compiling)
         try:
             return solve(problem, tol=tol, solver=solver, progress=lambda record: status.update(
                 f"pass {record.iteration}: {record.n_clusters} groups, certified gap "
@@ -94,12 +94,9 @@ def _solve(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
 
 
 def _announce_compiling() -> None:
-    """Say once that functions are compiled, if they are."""
-    def announce() -> None:
-        when_compiling(None)
-        console.print("Compiling       once on this machine, less than a minute ...")
-
-    when_compiling(announce)
+    """Say once that functions are compiled."""
+    when_compiling(None)
+    console.print("Compiling       once on this machine, less than a minute ...")
 
 
 def _show_accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array, Array]:

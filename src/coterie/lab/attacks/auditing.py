@@ -229,8 +229,8 @@ def _attack(simulate: Callable[[Drawn, Plan], Trace], name: str, data: Drawn, pl
             rows: int) -> Finding:
     """All attacks on what crosses in a run, compared with the truth."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CoterieWarning)  # few rows make odd problems
+        # Few rows make odd problems.
+        with warnings.catch_warnings(action="ignore", category=CoterieWarning):
             trace = simulate(data, plan)
     except CoterieError as error:
         return Finding(algorithm=name, rows=rows, note=str(error))

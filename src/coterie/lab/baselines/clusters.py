@@ -495,7 +495,6 @@ def k_means(points: Array, n_clusters: int, rng: np.random.Generator) -> Ints:
 
     check_count(n_clusters, len(points))
     lloyd = Lloyd(n_clusters, n_init=10, random_state=int(rng.integers(2**31)))
-    with warnings.catch_warnings():
-        # With fewer distinct points than clusters, some clusters are empty.
-        warnings.simplefilter("ignore")
+    # With fewer distinct points than clusters, some clusters are empty.
+    with warnings.catch_warnings(action="ignore"):
         return np.asarray(lloyd.fit_predict(points), dtype=np.int64)

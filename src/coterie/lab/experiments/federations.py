@@ -62,11 +62,9 @@ class CoterieFit(Central):
     def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
         fitted = fit(users, Settings(task=task, n_classes=n_classes))
 
-        def decide(rows: Users) -> Array:
-            return fitted.units.margins(rows.features, fitted.models[rows.owner])
-
         groups = f", {fitted.n_clusters} groups" if "groups" in fitted.kind else ""
-        return CentralFit(decide=decide, models=fitted.models, note=fitted.kind + groups)
+        return CentralFit(models=fitted.models, note=fitted.kind + groups, decide=lambda rows:
+                          fitted.units.margins(rows.features, fitted.models[rows.owner]))
 
 
 class Contender(NamedTuple):
@@ -198,10 +196,9 @@ def run_method(federation: Benchmark, rows: Parts, method: Contender, seed: int)
     """
     start, loss, clusters = time.perf_counter(), federation.loss, federation.clusters
     kind, note, concern, rounds, floats = method.kind, "", "", np.nan, np.nan
-    with warnings.catch_warnings():
-        # Users with one class among their training rows.
-        warnings.simplefilter("ignore", CoterieWarning)
-        settings: Baseline | Central
+    settings: Baseline | Central
+    # Users with one class among their training rows.
+    with warnings.catch_warnings(action="ignore", category=CoterieWarning):
         if issubclass(kind, Central):
             settings = table_method = kind()
             central = table_method.fit(federation.as_classes(rows.everything), federation.task,
@@ -351,8 +348,8 @@ def _summarise_one(federation: str, metric: str, by: dict[str, list[Result]]) ->
 
 def _mean_scores(runs: list[Result]) -> Array:
     """(n_users,) means over splits."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a user without a score in any split
+    # A user may be without a score in every split.
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return np.asarray(np.nanmean([r.scores for r in runs], axis=0))
 
 
@@ -369,16 +366,9 @@ def _harmed(runs: list[Result], alone: list[Result]) -> float:
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row as texts, in the order of HEADINGS."""
-    digits = 4 if row.metric != "RMSE" else 3
-
-    def text(number: float, form: str) -> str:
-        return "" if np.isnan(number) else format(number, form)
-
-    return (row.federation, row.method, row.metric,
-            *(f"{x:.{digits}f}" for x in (row.mean, row.spread, row.worst)),
-            text(row.better, ".0%"), text(row.harmed, ".1%"), row.verdict, text(row.p, ".2g"),
-            f"{row.models:.4g}", text(row.rounds, ".0f"), text(row.floats, ".2g"),
-            f"{row.seconds:.1f}")
+    score = ".3f" if row.metric == "RMSE" else ".4f"
+    forms = ("", "", "", score, score, score, ".0%", ".1%", "", ".2g", ".4g", ".0f", ".2g", ".1f")
+    return tuple("" if x != x else format(x, form) for x, form in zip(row, forms, strict=True))
 
 
 def origin(seeds: Iterable[int], command: str) -> str:

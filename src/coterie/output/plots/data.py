@@ -143,10 +143,10 @@ class View:
         """(n_lams, n_users, dim) in the solver's units."""
         if self.known is not None:
             return self.known
-        loss, samples = self.path.problem.loss, self.path.problem.samples if self.count else None
-        models = np.stack([s.models if samples is None
-                           else loss.own_models(samples, self.centres(k)[s.labels])
-                           for k, s in enumerate(self.path.solutions)])
+        problem, points = self.path.problem, self.path.solutions
+        models = np.stack([s.models for s in points] if self.count is None else [
+            problem.loss.own_models(problem.samples, self.centres(k)[s.labels])
+            for k, s in enumerate(points)])
         if self.sent is not None:
             models[self.index] = self.sent.models
         return models
@@ -158,17 +158,16 @@ class View:
         Centres of personal models are fitted again at the point shown only, because this takes
         long, and those of other models to all digits there only.
         """
-        solution = self.path[index]
-        if self.sent is not None and index == self.index:
+        problem, labels, shown = self.path.problem, self.path[index].labels, index == self.index
+        if self.sent is not None and shown:
             return self.sent.centres
-        if (self.count is None
-            or (index != self.index and isinstance(self.path.problem.loss, Personal))):
-            return solution.models[np.unique(solution.labels, return_index=True)[1]]
-        key = solution.labels.tobytes()
+        firsts = self.path[index].models[np.unique(labels, return_index=True)[1]]
+        if self.count is None or (not shown and isinstance(problem.loss, Personal)):
+            return firsts
+        key = labels.tobytes()
         if key not in self._centres:
-            start = solution.models[np.unique(solution.labels, return_index=True)[1]]
-            self._centres[key] = group_centres(self.path.problem.loss, self.path.problem.samples,
-                                               solution.labels, self.count, start)
+            self._centres[key] = group_centres(problem.loss, problem.samples, labels, self.count,
+                                               firsts)
         return self._centres[key]
 
     @cached_property
@@ -240,14 +239,7 @@ def longest(path: Path) -> int:
     return (first + last - 1) // 2
 
 
-class Projection(NamedTuple):
-    """Models in the plane in which they differ most."""
-
-    points: Array  # (n_lams, n_users, 2)
-    shares: Array  # (2,) the share of the total variance along each direction
-
-
-def project(models: Array) -> Projection:
+def project(models: Array) -> tuple[Array, Array]:
     """Project models on their first two principal directions.
 
     The directions are the same for all lams, and the largest coordinate of each is positive.
@@ -259,8 +251,9 @@ def project(models: Array) -> Projection:
 
     Returns
     -------
-    Projection
-        The points and the share of the variance along each direction.
+    tuple
+        The points (n_lams, n_users, 2), and (2,) the share of the total variance along each
+        direction.
 
     Example
     -------
@@ -280,8 +273,8 @@ def project(models: Array) -> Projection:
     points = np.zeros((len(rows), 2))
     points[:, :len(axes)] = rows @ axes.T
     total = float((rows**2).sum())
-    return Projection(points.reshape(*shape, 2),
-                      (points**2).sum(axis=0) / total if total > 0 else np.zeros(2))
+    shares = (points**2).sum(axis=0) / total if total > 0 else np.zeros(2)
+    return points.reshape(*shape, 2), shares
 
 
 class Branches(NamedTuple):
