@@ -16,8 +16,15 @@ from coterie.federated.private.policy import Privacy, mu_of
 from coterie.federated.private.release import ReleaseQuestion
 from coterie.federated.protocol.messages import Batch
 from coterie.lab.attacks import audit
-from coterie.lab.attacks.inference import LabelledRows, Statistic, leverage, membership_auc
-from coterie.lab.attacks.reconstruction import match_rows, rebuild_rows, rows_from_sums
+from coterie.lab.attacks.inference import (
+    LabelledRows,
+    Statistic,
+    leverage,
+    match_rows,
+    membership_auc,
+    rebuild_rows,
+    rows_from_sums,
+)
 from coterie.lab.attacks.recording import Evidence, Sums, evidence_of
 from coterie.lab.attacks.releases import epsilon_lower_bound, release_bound
 from coterie.lab.attacks.simulation import Plan, draw_rows

@@ -29,7 +29,7 @@ def tiny():
     slopes = np.where(owner % 2 == 0, 1.0, -1.0)[:, None] * np.array([3.0, 1.0])
     targets = (features * slopes).sum(axis=1) + 0.3 * rng.standard_normal(len(owner)) + 5
     return sets.Benchmark(name="tiny", users=ct.Users.from_arrays(features, targets, owner), metric="RMSE",
-                           loss=ct.Squared(ridge=1e-3), features=sets.both_standardised, rule="75 to 25 %",
+                           loss=ct.Squared(ridge=1e-3), features=sets.both_standardised,
                            clusters=np.arange(12) % 2)
 
 
@@ -135,7 +135,7 @@ def test_classes_are_numbered_for_methods_on_a_table():
     features = rng.standard_normal((len(owner), 2))
     labels = np.where(features[:, 0] + 0.3 * rng.standard_normal(len(owner)) > 0, 1.0, -1.0)
     made = sets.Benchmark(name="signs", users=ct.Users.from_arrays(features, labels, owner), metric="AUC",
-                          loss=ct.Logistic(ridge=1e-3), features=sets.standardised, rule="")
+                          loss=ct.Logistic(ridge=1e-3), features=sets.standardised)
     assert (made.task, made.n_classes) == ("classification", 2)
     methods = ("coterie", "ridge per user", "one-hot ridge", "lightgbm", "local")
     for result in lab.run(made, [0], only=methods):
@@ -175,7 +175,7 @@ def test_holm_against_the_textbook():
 
 def test_metrics_by_hand():
     users = ct.Users.from_arrays([[1.0], [2.0], [-1.0], [1.0]], [1.0, -1.0, -1.0, -1.0], [0, 0, 0, 1])
-    base = sets.Benchmark(name="x", users=users, metric="AUC", loss=ct.Logistic(), features=sets.standardised, rule="")
+    base = sets.Benchmark(name="x", users=users, metric="AUC", loss=ct.Logistic(), features=sets.standardised)
     models = np.array([[1.0, 0.0], [1.0, 0.0]])
     margins = base.loss.decision(users.features, models[users.owner])
     np.testing.assert_array_equal(lab.score(base, margins, users), [0.5, np.nan])

@@ -23,7 +23,6 @@ from coterie.federated.private.policy import Privacy, mu_of
 from coterie.lab.attacks import inference
 from coterie.lab.attacks.inference import LabelledRows, Scores, scores_of
 from coterie.lab.attacks.poison import influence
-from coterie.lab.attacks.reconstruction import match_rows, rebuild_rows, rows_from_sums
 from coterie.lab.attacks.releases import EpsilonBound, release_bound, simulate_release
 from coterie.lab.attacks.simulation import SIMULATIONS, Drawn, Plan, Trace, draw_rows, loss_for
 from coterie.losses import LinearLoss
@@ -262,14 +261,14 @@ def _rebuild(trace: Trace, user: int) -> tuple[Flags, Array]:
     table = trace.table[user]
     hit, first = np.zeros(len(table.targets), dtype=bool), np.empty((0, 0))
     for k, (evidence, members) in enumerate(trace.parts):
-        candidates = rebuild_rows(evidence[user], trace.loss, user)
+        candidates = inference.rebuild_rows(evidence[user], trace.loss, user)
         first = candidates if k == 0 else first
         # Rows of a part are not in the order of all rows; only their number counts.
-        hit[:match_rows(candidates, members[user].features).sum()] = True
-    sums = rows_from_sums(trace.parts[0][0][user])
+        hit[:inference.match_rows(candidates, members[user].features).sum()] = True
+    sums = inference.rows_from_sums(trace.parts[0][0][user])
     if len(sums):
         wide = sums.shape[1] > table.features.shape[1]
-        hit[:match_rows(sums, table.joined() if wide else table.features).sum()] = True
+        hit[:inference.match_rows(sums, table.joined() if wide else table.features).sum()] = True
     return hit, first
 
 

@@ -91,9 +91,9 @@ class Evidence:
     sums: list[Sums] = field(default_factory=list)
     released: Any = None
 
-    def add(self, point: Array, gradient: Array | None, hessian: Array | None) -> None:
+    def add(self, point: Array, gradient: Array, hessian: Array | None) -> None:
         """Add what is known at a point, unless it is known already."""
-        if gradient is not None and not any(np.array_equal(point, old) for old in self.points):
+        if not any(np.array_equal(point, old) for old in self.points):
             self.points.append(point)
             self.gradients.append(gradient)
         if hessian is not None and not any(np.array_equal(point, old) for old in self.curved):
@@ -103,7 +103,7 @@ class Evidence:
 
 #: The part of a user's rows, and its loss there: a point, the gradient and the Hessian, as far as
 #: a reply says them.
-Seen = tuple[int, Array, Array | None, Array | None]
+Seen = tuple[int, Array, Array, Array | None]
 
 
 def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
@@ -123,18 +123,17 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
             if replies.kind in ("facts", "moments"):
                 gathered[user].sums += _read_sums(reply.arrays, replies.kind == "moments")
                 continue
-            query, count = queries[user].arrays, int(counts[user])
-            for of, point, gradient, hessian in _read(replies.kind, query, reply.arrays, count):
+            query = queries[user].arrays
+            for of, point, gradient, hessian in _read(replies.kind, query, reply.arrays):
                 if of == part:
                     ridge = loss.ridge * loss.shrunk(len(point)) * (replies.kind != "summary")
-                    gathered[user].add(point,
-                                       None if gradient is None else gradient - ridge * point,
+                    gathered[user].add(point, gradient - ridge * point,
                                        None if hessian is None else hessian - np.diag(ridge))
     return gathered
 
 
-def _read(kind: str, query: Fields, reply: Fields, count: int) -> Iterator[Seen]:
-    """What a reply says of the loss of its user, who has so many rows."""
+def _read(kind: str, query: Fields, reply: Fields) -> Iterator[Seen]:
+    """What a reply says of the loss of its user."""
     if kind == "expand":
         yield 0, *_read_expansion(query, reply)
     elif kind == "gradient":
@@ -148,8 +147,15 @@ def _read(kind: str, query: Fields, reply: Fields, count: int) -> Iterator[Seen]
     elif kind == "train":
         start, steps = query["model"], max(int(query["steps"]), 1)
         yield 0, start, (start - reply["point"]) / (steps * float(query["rate"])), None
-    elif kind in ("summary", "around"):
-        yield from _read_fit(kind, reply)
+    elif kind == "summary":  # of the rows that are not held out first, and without a ridge
+        hessians, last = square(reply["hessian"], len(reply["point"])), len(reply["gradient"]) - 1
+        for k, gradient in enumerate(reply["gradient"]):
+            yield last - k, reply["point"], gradient, hessians[k]
+    elif kind == "around":
+        for part, (models, gradients) in enumerate(zip(reply["model"], reply["gradient"],
+                                                       strict=True)):
+            for model, gradient in zip(models, gradients, strict=True):
+                yield part, model, gradient, None
 
 
 def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:
@@ -163,20 +169,6 @@ def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:
     if "factor" in reply:
         matrix = matrix + (reply["factor"] * reply["sign"][:, None]).T @ reply["factor"]
     return point, reply["gradient"], matrix
-
-
-def _read_fit(kind: str, reply: Fields) -> Iterator[Seen]:
-    """Replies to the questions of a fit; those about summaries have no ridge."""
-    gradients = reply["gradient"]
-    parts = len(gradients)
-    if kind == "summary":  # of the rows that are not held out first
-        hessians = square(reply["hessian"], len(reply["point"]))
-        for k in range(parts):
-            yield parts - 1 - k, reply["point"], gradients[k], hessians[k]
-        return
-    for part in range(parts):
-        for model, gradient in zip(reply["model"][part], gradients[part], strict=True):
-            yield part, model, gradient, None
 
 
 def _read_sums(reply: Fields, full: bool) -> list[Sums]:

