@@ -72,8 +72,11 @@ def _all_threads() -> int:
     if _most is not None:
         return _most
     given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdigit() and int(given) > 0:
-        return int(given)
+    return int(given) if given.isdigit() and int(given) > 0 else usable_cores()
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -257,9 +260,15 @@ def free_memory() -> float:
           open("/proc/meminfo", encoding="ascii") as file):
         return next(1024.0 * float(line.split()[1]) for line in file
                     if line.startswith("MemAvailable"))
+    free = memory_of("SC_AVPHYS_PAGES")
+    return np.inf if free is None else free
+
+
+def memory_of(pages: str) -> float | None:
+    """Bytes of the pages that the system counts by this name; None where it does not."""
     with contextlib.suppress(AttributeError, ValueError, OSError):
-        return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    return np.inf
+        return float(os.sysconf(pages)) * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def require_memory(needed: float, purpose: str, remedy: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import coterie
-from coterie.base.machine import free_memory, n_threads
+from coterie.base.machine import free_memory, memory_of, n_threads, usable_cores
 from coterie.base.storage import json_ready
 from coterie.cli import base as options
 from coterie.cli.base import app, console, grid, say
@@ -56,8 +56,9 @@ def inspect() -> dict[str, Any]:
                         "NUMBA_CACHE_DIR to a folder that you may write to.")
     return {"coterie": coterie.__version__, "python": platform.python_version(),
             "platform": platform.platform(), "versions": {name: _version(name) for name in _CORE},
-            "extras": extras, "cores": os.cpu_count(), "usable_cores": _usable_cores(),
-            "threads": n_threads(), "memory": {"total": _total_memory(), "free": free_memory()},
+            "extras": extras, "cores": os.cpu_count(), "usable_cores": usable_cores(),
+            "threads": n_threads(),
+            "memory": {"total": memory_of("SC_PHYS_PAGES"), "free": free_memory()},
             "gpus": _gpus(), "gpu_libraries": {name: _version(name) for name in _GPU_LIBRARIES},
             "compiled_code": cache, "remedies": remedies}
 
@@ -101,17 +102,6 @@ def _version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return None
-
-
-def _usable_cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _total_memory() -> float | None:
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
         return None
 
 

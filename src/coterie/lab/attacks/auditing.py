@@ -259,17 +259,17 @@ def _rebuild(trace: Trace, user: int) -> tuple[Flags, Array]:
     first part.
     """
     table = trace.table[user]
-    hit, first = np.zeros(len(table.targets), dtype=bool), np.empty((0, 0))
-    for k, (evidence, members) in enumerate(trace.parts):
-        candidates = inference.rebuild_rows(evidence[user], trace.loss, user)
-        first = candidates if k == 0 else first
+    hit = np.zeros(len(table.targets), dtype=bool)
+    rebuilt = [inference.rebuild_rows(evidence[user], trace.loss, user)
+               for evidence, _ in trace.parts]
+    for rows, (_, members) in zip(rebuilt, trace.parts, strict=True):
         # Rows of a part are not in the order of all rows; only their number counts.
-        hit[:inference.match_rows(candidates, members[user].features).sum()] = True
+        hit[:inference.match_rows(rows, members[user].features).sum()] = True
     sums = inference.rows_from_sums(trace.parts[0][0][user])
     if len(sums):
         wide = sums.shape[1] > table.features.shape[1]
         hit[:inference.match_rows(sums, table.joined() if wide else table.features).sum()] = True
-    return hit, first
+    return hit, rebuilt[0]
 
 
 def _kinds(scores: list[Scores]) -> list[str]:
@@ -302,7 +302,7 @@ def _attribute(scores: list[Scores], members: list[LabelledRows],
     for kind in _kinds(scores):
         guesses = []
         for own, rows in zip(scores, members, strict=True):
-            name = kind if kind in own else "tracing" if "tracing" in own else next(iter(own), "")
+            name = next((name for name in (kind, "tracing", *own) if name in own), "")
             score = own.get(name, lambda rows: np.zeros(len(rows.targets)))
             guesses.append(inference.guess_attribute(score, rows, 0, public,
                                                      likelihood=name in ("tracing", "")))

@@ -297,15 +297,11 @@ def branches(linkage: Array) -> Branches:
     >>> branches(np.array([[0, 1, 0.5, 2], [2, 3, 1.0, 3]])).positions.tolist()
     [1.0, 2.0, 0.0, 1.5, 1.0]
     """
+    from scipy.cluster.hierarchy import leaves_list  # takes long to import
+
     n = len(linkage) + 1
     children = linkage[:, :2].astype(np.int64).tolist()
-    order, stack = [], [2 * n - 2]
-    while stack:
-        node = stack.pop()
-        if node < n:
-            order.append(node)
-        else:
-            stack += children[node - n][::-1]
+    order = leaves_list(linkage).astype(np.int64) if n > 1 else np.zeros(1, dtype=np.int64)
     positions, heights = np.zeros(2 * n - 1), np.concatenate([np.zeros(n), linkage[:, 2]])
     sizes, parents, leaf = np.ones(2 * n - 1), np.full(2 * n - 1, -1), np.arange(2 * n - 1)
     positions[order] = np.arange(n)
@@ -313,7 +309,7 @@ def branches(linkage: Array) -> Branches:
         sizes[node] = sizes[pair].sum()
         positions[node] = (sizes[pair] * positions[pair]).sum() / sizes[node]
         parents[pair], leaf[node] = node, leaf[pair[0]]
-    return Branches(np.array(order), positions, heights, parents, leaf)
+    return Branches(order, positions, heights, parents, leaf)
 
 
 def lam_positions(lams: Array) -> Array:

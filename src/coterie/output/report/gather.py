@@ -217,21 +217,18 @@ def _coefficients(full: View, view: View, keep: Ints,
 
     Groups have the numbers that they have among the users shown.
     """
-    names, outputs = view.names(classes)
+    (names, outputs), units = view.names(classes), full.units
     which, rows, standardized = [], [], []
-    width = full.models.shape[2]
-    others = _CLUSTERS[1 if len(full.path) * _CLUSTERS[1] * width <= _NUMBERS else 2]
-    scaled = full.units is not None and bool((full.units.scale != 1.0).any())
+    few = len(full.path) * _CLUSTERS[1] * full.models.shape[2] <= _NUMBERS
     for k, s in enumerate(view.path.solutions):
-        largest = np.argsort(-np.bincount(s.labels),
-                             kind="stable")[:_CLUSTERS[0] if k == full.index else others]
+        most = _CLUSTERS[0] if k == full.index else _CLUSTERS[1] if few else _CLUSTERS[2]
+        largest = np.argsort(-np.bincount(s.labels), kind="stable")[:most]
         members = keep[np.unique(s.labels, return_index=True)[1][largest]]
         models = full.centres(k)[full.path[k].labels[members]]
         which.append(largest.tolist())
         rows.append(json_ready(full.coefficients(models)))
-        if scaled and full.units is not None:
-            rescaled = full.units.standardized(models)
-            standardized.append(json_ready(rescaled.reshape(len(models), -1)))
+        if units is not None and bool((units.scale != 1.0).any()):
+            standardized.append(json_ready(units.standardized(models).reshape(len(models), -1)))
     return {"names": names, "outputs": outputs, "clusters": rows, "which": which,
             "standardized": standardized or None}
 
@@ -260,8 +257,7 @@ def _shares(fit: Fit) -> dict[str, Any] | None:
 def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, Any] | None:
     if isinstance(source, Fit) and source.scores is not None and len(source.labels) > 1:
         scores = source.scores
-        rows = aligned(scores, len(source.path), source.chosen)
-        rows = rows[:len(view.path)]
+        rows = aligned(scores, len(source.path), source.chosen)[:len(view.path)]
         points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
         groups = ("no groups" if scores.n_clusters == len(scores.fitted) > 1
                   else many(scores.n_clusters, "group"))
@@ -269,20 +265,18 @@ def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, 
                 f"({groups}).")
         if (rows < 0).any():
             note += " Computed at the chosen lam only."
-        return {"metric": scores.metric, "larger": scores.larger,
-                "alone": json_ready(scores.alone[keep]),
-                "together": json_ready(scores.together[keep]), "points": json_ready(points),
-                "note": note}
+        alone, together = (json_ready(some[keep]) for some in (scores.alone, scores.together))
+        return {"metric": scores.metric, "larger": scores.larger, "alone": alone,
+                "together": together, "points": json_ready(points), "note": note}
     # Of a federation with a given lam.
     if isinstance(source, Solution) and source.account and source.account.scores is not None:
         sums, active = source.account.scores, ~source.account.state.aside
         sums = sums[active] if len(sums) == len(active) else sums
         classify = view.task == "classification"
-        with np.errstate(invalid="ignore", divide="ignore"):
-            per_user = np.where(sums[:, 2] > 0, sums[:, 1] / sums[:, 2] if classify else sums[:, 0],
-                                np.nan)
+        loss, right, count = sums[keep].T[:3]
         points = np.full((len(view.path), len(keep)), np.nan)
-        points[view.index] = per_user[keep]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            points[view.index] = np.where(count > 0, right / count if classify else loss, np.nan)
         return {"metric": "accuracy" if classify else "loss", "larger": classify, "alone": None,
                 "together": None, "points": json_ready(points),
                 "note": f"On {many(int(sums[:, 2].sum()), 'row')} held out by their users."}
@@ -295,12 +289,10 @@ def aligned(scores: Scores, n_lams: int, chosen: int) -> Ints:
     The path without the held-out rows has other lams: the chosen points of both paths correspond,
     and the others by their relative position.
     """
-    many = len(scores.points)
-    if many == 1:
+    last = len(scores.points) - 1
+    if last == 0:
         return np.where(np.arange(n_lams) == chosen, 0, -1)
-    rows = np.zeros(n_lams)
-    if n_lams > 1:
-        rows = np.interp(np.arange(n_lams), [0, chosen, n_lams - 1], [0, scores.chosen, many - 1])
+    rows = np.interp(np.arange(n_lams), [0, chosen, n_lams - 1], [0, scores.chosen, last])
     rows[chosen] = scores.chosen
     return rows.round().astype(np.int64)
 
