@@ -52,7 +52,7 @@ MOVED = {
     "privacy.poison": "lab.attacks.poison", "privacy.policy": "federated.private.policy",
     "privacy.reconstruction": "lab.attacks.inference",
     "privacy.recording": "lab.attacks.recording", "privacy.release": "federated.private.release",
-    "privacy.runs": "lab.commands.audit", "privacy.simulation": "lab.attacks.simulation",
+    "privacy.runs": "lab.commands", "privacy.simulation": "lab.attacks.simulation",
     "runs": "output.runs", "solution": "problem.solution", "storage": "base.storage",
     "threads": "base.machine"}
 

@@ -239,7 +239,14 @@ def longest(path: Path) -> int:
     return (first + last - 1) // 2
 
 
-def project(models: Array) -> tuple[Array, Array]:
+class Projection(NamedTuple):
+    """Models in the plane in which they differ most."""
+
+    points: Array  # (n_lams, n_users, 2)
+    shares: Array  # (2,) the share of the total variance along each direction
+
+
+def project(models: Array) -> Projection:
     """Project models on their first two principal directions.
 
     The directions are the same for all lams, and the largest coordinate of each is positive.
@@ -251,9 +258,8 @@ def project(models: Array) -> tuple[Array, Array]:
 
     Returns
     -------
-    tuple
-        The points (n_lams, n_users, 2), and (2,) the share of the total variance along each
-        direction.
+    Projection
+        The points and the share of the variance along each direction.
 
     Example
     -------
@@ -274,7 +280,7 @@ def project(models: Array) -> tuple[Array, Array]:
     points[:, :len(axes)] = rows @ axes.T
     total = float((rows**2).sum())
     shares = (points**2).sum(axis=0) / total if total > 0 else np.zeros(2)
-    return points.reshape(*shape, 2), shares
+    return Projection(points.reshape(*shape, 2), shares)
 
 
 class Branches(NamedTuple):
