@@ -27,8 +27,6 @@ from coterie.base.types import Array, Indices, Ints
 from coterie.data.users import Participants, Users
 from coterie.losses import AffineLoss, Evaluation, Loss, Samples
 from coterie.losses.derived import Grouped
-from coterie.problem.newcomers import Joined
-from coterie.problem.solution import predict_rows
 
 #: Largest number of settings that `tune` tries, the same for every method.
 BUDGET = 10
@@ -130,18 +128,10 @@ class Baseline(ABC):
             shared = shared[found[back][np.unique(labels, return_index=True)[1]]]
         rounds, up, down = run.traffic.tolist()
         return Fitted(models=models[back], labels=labels, shared=shared, rounds=rounds,
-                      floats_up=up, floats_down=down, name=self.name, settings=self, users=users,
-                      loss=loss)
+                      floats_up=up, floats_down=down, name=self.name, settings=self)
 
     @abstractmethod
     def _fit(self, run: BaselineRun) -> Outcome: ...
-
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints | None]:
-        """Models of newcomers, and the cluster that each joins (None: none does). Default: the
-        cluster with the least loss.
-        """
-        cluster = losses(fitted.loss, samples, fitted.shared).argmin(axis=1)
-        return fitted.shared[cluster], cluster
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,60 +153,11 @@ class Fitted:
     floats_down: int
     name: str  # of the method, in `BASELINES`
     settings: Baseline
-    users: Users = field(repr=False)
-    loss: Loss = field(repr=False)
 
     @property
     def n_clusters(self) -> int:
         """The number of clusters."""
         return int(self.labels.max()) + 1
-
-    def predict(self, X: npt.ArrayLike, users: npt.ArrayLike) -> Array:
-        """Predict each row of X with the model of its user.
-
-        Parameters
-        ----------
-        X
-            (n_rows, n_features)
-        users
-            The name of the owner of each row.
-
-        Returns
-        -------
-        Array
-            One prediction per row.
-
-        Raises
-        ------
-        InvalidInput
-            If a user was not in the fit.
-        """
-        return predict_rows(self.loss, self.users, self.models, X, users)
-
-    def personalize(self, new_users: Users) -> Joined:
-        """Give new users a model, by the rule of the method or, if it has none, the best of the
-        shared models.
-
-        Parameters
-        ----------
-        new_users
-            Users with the same features as in the fit.
-
-        Returns
-        -------
-        Joined
-            Models and clusters of the new users. `slack` is nan, because these methods define no
-            margin.
-
-        Raises
-        ------
-        InvalidInput
-            If the features are not those of the fit.
-        """
-        samples, n = prepare(self.loss, new_users, self.models.shape[1]), new_users.n_users
-        models, clusters = self.settings._join(self, samples)
-        clusters = np.full(n, -1) if clusters is None else clusters
-        return Joined(new_users, models, clusters, np.full(n, np.nan))
 
 
 @dataclass(eq=False)
@@ -289,8 +230,12 @@ class BaselineRun:
         return self.pool(np.zeros(self.n_users, dtype=np.int64), 1, ridge)
 
     def losses(self, models: Array) -> Array:
-        """(n_users, k) the loss of every user with each of k models."""
-        return losses(self.loss, self.samples, models)
+        """(n_users, k) the loss of every user with each of k models; inf if it exceeds float64."""
+        shape = (self.n_users, self.dim)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = np.stack([self.loss.values(self.samples, np.broadcast_to(model, shape))
+                               for model in models], axis=1)
+        return np.where(np.isnan(values), np.inf, values)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -318,14 +263,6 @@ def own_models(loss: Loss, samples: Samples, start: Array | None = None) -> Arra
     if failed.size:
         points[failed] = loss.prox(samples, None, NO_MINIMUM, None, users=failed).points
     return points
-
-
-def losses(loss: Loss, samples: Samples, models: Array) -> Array:
-    """(n_users, k) the loss of every user with each of k models; inf if it exceeds float64."""
-    shape = (samples.n_users, samples.dim)
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = np.stack([loss.values(samples, np.broadcast_to(m, shape)) for m in models], 1)
-    return np.where(np.isnan(values), np.inf, values)
 
 
 def prepare(loss: Loss, users: Users, dim: int) -> Samples:

@@ -286,32 +286,31 @@ def reproduce(settings: ReproductionSettings | None = None,
     seeds, solvers = range(settings.seeds), algorithms(settings)
     total, done = 3 * settings.seeds + len(solvers), 0
 
-    def report(text: str, steps: int = 1) -> None:
-        nonlocal done
+    def report(text: str) -> None:
         if progress is not None:
             progress(text, done, total)
-        done += steps
 
-    first, second, same, curves = [], [], [], []
-    for seed in seeds:
-        report(f"Experiment 1, seed {seed}")
-        first.append(experiment_1(settings, seed))
-    for seed in seeds:
-        report(f"Experiment 2, seed {seed}")
-        second.append(experiment_2(settings.second, settings, seed))
-        report(f"Experiment 2 on the ellipses of Experiment 1, seed {seed}")
-        same.append(experiment_2(settings.shape, settings, seed))
+    def step(text: str, run: Callable[..., Any], *given: Any) -> Any:
+        nonlocal done
+        report(text)
+        result = run(*given)
+        done += 1
+        return result
+
+    first = [step(f"Experiment 1, seed {seed}", experiment_1, settings, seed) for seed in seeds]
+    pairs = [[step(f"Experiment 2{on}, seed {seed}", experiment_2, shape, settings, seed)
+              for on, shape in (("", settings.second),
+                                (" on the ellipses of Experiment 1", settings.shape))]
+             for seed in seeds]
     problem = Problem(_few(settings.second, settings, 0).users, LOSS, LAM)
     optimum = solve(problem, tol=1e-12).objective
-    for name, algorithm, share, rounds in solvers:
-        report(f"Experiment 3: {name}", 0)
-        curves.append(observe(problem, name, algorithm, share, rounds, optimum,
-                              lambda text: report(text, 0)))
-        done += 1
+    curves = [step(f"Experiment 3: {solver[0]}", observe, problem, *solver, optimum, report)
+              for solver in solvers]
     report("Done")
     pools = (pool(settings.shape, 0, settings.users, settings.test_points),
              pool(settings.second, 0, settings.few_users, settings.test_points))
-    return Results(settings=settings, first=tuple(first), second=tuple(second), same=tuple(same),
+    second, same = zip(*pairs, strict=True)
+    return Results(settings=settings, first=tuple(first), second=second, same=same,
                    curves=tuple(curves), optimum=optimum, pools=pools)
 
 

@@ -161,14 +161,14 @@ def _describe_gain(scores: Scores, other: str, gain: float, error: float) -> str
 def _describe_certainty(fit: Fit) -> str:
     stability, compared, kind = fit.stability, fit.compared, fit.kind
     if stability is not None:
-        again = ""
-        if np.isfinite(stability.searched):
-            same = ("the same groups" if stability.searched > 0.995 else "about the same groups"
-                    if stability.searched >= STABLE else "other groups")
-            again = f", and a new search without the held-out rows finds {same}"
+        again, found = "", stability.searched
+        if np.isfinite(found):
+            same = "about the same" if found >= STABLE else "other"
+            again = (", and a new search without the held-out rows finds "
+                     f"{'the same' if found > 0.995 else same} groups")
         return (f"The groups are {'stable' if stability.stable else 'unstable'}: with other rows "
-                "of the same users, "
-                f"{stability.stays.mean():.0%} of the users stay in their group{again}.")
+                f"of the same users, {stability.stays.mean():.0%} of the users stay in their "
+                f"group{again}.")
     if not isinstance(fit.settings.lam, str):
         return "The penalty strength was given, not chosen by the data."
     others = {name: loss for name, loss in compared.items() if name != kind}
@@ -178,13 +178,12 @@ def _describe_certainty(fit: Fit) -> str:
     excess, error = others[name] - compared[kind], fit.compared_errors.get(name, np.nan)
     values = f"estimated loss on new rows {others[name]:.3g} instead of {compared[kind]:.3g}"
     best = "The next best choice" if excess >= 0 else "The best choice"
+    what = f"worse by more than chance ({values})"
     if abs(excess) <= 2 * error:
-        return (f"{best}, {KIND_NAMES[name]}, is about as good ({values}); the difference can be "
-                "chance.")
-    if excess < 0:
-        return (f"{best}, {KIND_NAMES[name]}, is only a little better ({values}), so the simpler "
-                "one is taken.")
-    return f"{best}, {KIND_NAMES[name]}, is worse by more than chance ({values})."
+        what = f"about as good ({values}); the difference can be chance"
+    elif excess < 0:
+        what = f"only a little better ({values}), so the simpler one is taken"
+    return f"{best}, {KIND_NAMES[name]}, is {what}."
 
 
 def _describe_federation(source: Path | Solution, task: str) -> str | None:
