@@ -49,7 +49,8 @@ from coterie.data.users import Moments, Users
 from coterie.data.validation import show
 
 Words = npt.NDArray[np.uint64]
-_Sets = tuple[frozenset[str], ...]
+#: What a user has answered to a question: bounds, a digest of the numbers, one or two sets.
+_Answered = tuple[tuple[float, ...], bytes, tuple[frozenset[str], ...]]
 #: The smallest set of users of which a sum, or a difference of two sums, may be known.
 LEAST = 3
 _PURPOSE = b"coterie pairwise mask, version 1"
@@ -202,8 +203,7 @@ class Member:
         self.name, self._fixed, self._keys = name, pins is not None, dict(pins or {})
         self._private = curve.X25519PrivateKey.generate()
         self.public: bytes = self._private.public_key().public_bytes_raw()
-        # By kind and what it is about: bounds, a digest of the numbers, and one or two sets.
-        self._answered: dict[tuple[str, bytes], tuple[tuple[float, ...], bytes, _Sets]] = {}
+        self._answered: dict[tuple[str, bytes], _Answered] = {}
 
     def answer(self, question: SumQuestion, keys: Mapping[str, bytes],
                values: npt.ArrayLike) -> Words:
@@ -227,11 +227,12 @@ class Member:
         """
         self._check(keys)
         digest = hashlib.sha256(np.asarray(values, dtype="<f8").tobytes()).digest()
-        sets = self._sets_after(question, digest, frozenset(keys))
+        place = question.kind, question.about
+        answered = _add_set(self._answered.get(place), question.bounds, digest, frozenset(keys))
         secrets = {other: self._secret(question.run, key)
                    for other, key in keys.items() if other != self.name}
         # Before anything is known of the numbers.
-        self._answered[question.kind, question.about] = question.bounds, digest, sets
+        self._answered[place] = answered
         if not self._fixed:
             self._keys.update(keys)
         words = encode_numbers(question, values, len(keys))
@@ -254,30 +255,6 @@ class Member:
                               remedy="Find out who exchanged it: the server, or the user for a new "
                                      "key pair")
 
-    def _sets_after(self, question: SumQuestion, digest: bytes, names: frozenset[str]) -> _Sets:
-        """The sets that the question was answered for, with one more if that is allowed.
-
-        Raises
-        ------
-        Refused : it is not.
-        """
-        before = self._answered.get((question.kind, question.about))
-        if before is None:
-            return (names,)
-        bounds, known, sets = before
-        if question.bounds != bounds:  # or refusals would tell how large the numbers are
-            raise Refused("the question was answered with other bounds")
-        # Or the difference of two sums would be that of one user's numbers.
-        if digest != known:
-            raise Refused("the numbers have changed since the question was answered")
-        if names in sets:
-            return sets
-        if len(sets) > 1 or not may_follow(sets[0], names):
-            raise Refused("the question was answered for other users; the difference of the two "
-                          "sums says too much",
-                          remedy=f"Leave out {LEAST} users or more, once, and fewer than half")
-        return (*sets, names)
-
     def _secret(self, run: str, key: bytes) -> bytes:
         """32 bytes that only this user and the owner of the other key can compute."""
         curve, hashes, derivation = _library()
@@ -287,6 +264,31 @@ class Member:
             raise Refused("a public key of the sum is not valid") from error
         info = json.dumps([run, *sorted((self.public.hex(), key.hex()))]).encode()
         return bytes(derivation.HKDF(hashes.SHA256(), 32, salt=_PURPOSE, info=info).derive(shared))
+
+
+def _add_set(before: _Answered | None, bounds: tuple[float, ...], digest: bytes,
+             names: frozenset[str]) -> _Answered:
+    """What a user has answered with one more set, if that is allowed.
+
+    Raises
+    ------
+    Refused : it is not.
+    """
+    if before is None:
+        return bounds, digest, (names,)
+    if bounds != before[0]:  # or refusals would tell how large the numbers are
+        raise Refused("the question was answered with other bounds")
+    # Or the difference of two sums would be that of one user's numbers.
+    if digest != before[1]:
+        raise Refused("the numbers have changed since the question was answered")
+    sets = before[2]
+    if names in sets:
+        return before
+    if len(sets) > 1 or not may_follow(sets[0], names):
+        raise Refused("the question was answered for other users; the difference of the two sums "
+                      "says too much",
+                      remedy=f"Leave out {LEAST} users or more, once, and fewer than half")
+    return bounds, digest, (*sets, names)
 
 
 def may_follow(first: Collection[str], second: Collection[str]) -> bool:
