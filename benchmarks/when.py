@@ -70,7 +70,7 @@ def simulated(name: str, X: np.ndarray, y: np.ndarray, owner: np.ndarray, train:
               clusters: np.ndarray | None = None) -> Benchmark:
     return Benchmark(name=name, users=ct.Users.from_arrays(X, y, owner), metric="RMSE",
                      loss=ct.Squared(ridge=RIDGE),
-                     features=both_standardised, train=train, rule=f"{train} rows per user",
+                     features=both_standardised, train=train,
                      clusters=clusters)
 
 

@@ -319,7 +319,6 @@ def compare(name: str, stored: dict[str, np.ndarray], cache_folder: str) -> tupl
     benchmark = Benchmark(name=name, users=from_arrays(rows, data.labels.astype(float), data.owner),
                           metric="accuracy",
                           loss=ct.Multinomial(ridge=1e-3, n_classes=CLASSES), features=standardised,
-                          rule="",
                           clusters=data.groups, masks=data.learned[None])
     split = prepare(benchmark, benchmark.split(0))
     results = [by_coterie(benchmark, split), by_fedrep(benchmark, split, stored,

@@ -91,25 +91,16 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-__all__ = [
-    "ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "ConvergenceWarning",
-           "ConvexClustering",
-    "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast", "Faults", "FedAvg",
-           "Federated",
-    "FederatedPath", "Fit", "Fusion", "Graph", "GroupMargins", "Groups", "Huber", "HuberDistance",
-           "Incompatible",
-    "Interrupted", "InvalidInput", "Joined", "Lean", "Ledger", "LinearLoss", "LocalModels",
-           "Logistic", "Loss",
-    "MissingExtra", "Multinomial", "Newton", "NotConverged", "Participation", "Path", "Personal",
-    "PersonalizedClassifier", "PersonalizedRegressor", "Poisson", "Privacy", "Problem",
-           "RecoveryBounds", "Reference",
-    "Run", "RunCertificate", "Solution", "Split", "Splitting", "Squared", "SquaredDistance",
-           "SquaredHinge",
-    "SquaredPenalty", "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate",
-           "by_clusters",
-    "by_score", "by_stability", "certify", "check_loss", "federate", "federate_path", "find_groups",
-           "fit_table",
-    "fusion_ladder", "group_margins", "lam_from_eq3", "lam_max", "load_run", "recovery_bounds",
-           "refit", "save_run",
-    "solve", "solve_path",
-]
+__all__ = ["ALGORITHMS", "LOSSES", "PDMM", "SOLVERS", "Certificate", "Choice", "ConvergenceWarning",
+           "ConvexClustering", "CoterieError", "CoterieWarning", "Custom", "Explanation", "Fast",
+           "Faults", "FedAvg", "Federated", "FederatedPath", "Fit", "Fusion", "Graph",
+           "GroupMargins", "Groups", "Huber", "HuberDistance", "Incompatible", "Interrupted",
+           "InvalidInput", "Joined", "Lean", "Ledger", "LinearLoss", "LocalModels", "Logistic",
+           "Loss", "MissingExtra", "Multinomial", "Newton", "NotConverged", "Participation", "Path",
+           "Personal", "PersonalizedClassifier", "PersonalizedRegressor", "Poisson", "Privacy",
+           "Problem", "RecoveryBounds", "Reference", "Run", "RunCertificate", "Solution", "Split",
+           "Splitting", "Squared", "SquaredDistance", "SquaredHinge", "SquaredPenalty",
+           "Standardizer", "Status", "Users", "adaptive_graph", "by_certificate", "by_clusters",
+           "by_score", "by_stability", "certify", "check_loss", "federate", "federate_path",
+           "find_groups", "fit_table", "fusion_ladder", "group_margins", "lam_from_eq3", "lam_max",
+           "load_run", "recovery_bounds", "refit", "save_run", "solve", "solve_path"]

@@ -28,8 +28,7 @@ MOVED = {
     "baselines": "lab.baselines", "beside": "base.machine", "certificates": "problem.certificates",
     "compiling": "base.compiling", "data.io": "data.files", "errors": "base.errors",
     "estimators.classifier": "estimators.personalized",
-    "estimators.regressor": "estimators.personalized",
-    "experiments": "lab.experiments",
+    "estimators.regressor": "estimators.personalized", "experiments": "lab.experiments",
     "explanation": "problem.solution",
     "federated.algorithms.pdmm_state": "federated.algorithms.pdmm",
     "federated.answers": "federated.client", "federated.fit_by_asking": "federated.fit",
@@ -50,18 +49,16 @@ MOVED = {
     "losses.remote": "losses.derived", "matrices": "base.matrices", "memory": "base.machine",
     "newcomers": "problem.newcomers", "privacy": "lab.attacks",
     "privacy.accounting": "federated.private.policy",
-    "privacy.attacked_release": "lab.attacks.releases",
-    "privacy.auditing": "lab.attacks.auditing", "privacy.effective": "federated.private.effective",
-    "privacy.fit": "federated.private.fit", "privacy.home": "federated.private.release",
-    "privacy.inference": "lab.attacks.inference", "privacy.ledger": "federated.private.ledger",
-    "privacy.lower_bound": "lab.attacks.releases", "privacy.poison": "lab.attacks.poison",
-    "privacy.policy": "federated.private.policy",
-    "privacy.reconstruction": "lab.attacks.reconstruction",
+    "privacy.attacked_release": "lab.attacks.releases", "privacy.auditing": "lab.attacks.auditing",
+    "privacy.effective": "federated.private.effective", "privacy.fit": "federated.private.fit",
+    "privacy.home": "federated.private.release", "privacy.inference": "lab.attacks.inference",
+    "privacy.ledger": "federated.private.ledger", "privacy.lower_bound": "lab.attacks.releases",
+    "privacy.poison": "lab.attacks.poison", "privacy.policy": "federated.private.policy",
+    "privacy.reconstruction": "lab.attacks.inference",
     "privacy.recording": "lab.attacks.recording", "privacy.release": "federated.private.release",
-    "privacy.runs": "lab.commands.audit", "privacy.simulation": "lab.attacks.simulation",
+    "privacy.runs": "lab.commands", "privacy.simulation": "lab.attacks.simulation",
     "runs": "output.runs", "solution": "problem.solution", "storage": "base.storage",
-         "threads": "base.machine",
-}
+    "threads": "base.machine"}
 
 
 class _Moved(MetaPathFinder, Loader):

@@ -206,8 +206,8 @@ def _array(values: Any) -> Any:
         return values
     tensor = values.detach().cpu()
     kind = str(tensor.dtype)  # NumPy has no bfloat16 and no fractions of eight bits
-    return (tensor.float() if "float" in kind and kind not in ("torch.float32", "torch.float64")
-            else tensor).numpy()
+    small = "float" in kind and kind not in ("torch.float32", "torch.float64")
+    return (tensor.float() if small else tensor).numpy()
 
 
 def _matrix(rows: Any) -> npt.NDArray[Any]:
@@ -291,17 +291,16 @@ class _Encoder:
         """A range of the inputs as one tensor."""
         if hasattr(inputs, "shape"):
             rows = inputs[start:stop]
-            return self.torch.as_tensor(np.ascontiguousarray(rows) if isinstance(rows, np.ndarray)
-                                        else rows)
+            rows = np.ascontiguousarray(rows) if isinstance(rows, np.ndarray) else rows
+            return self.torch.as_tensor(rows)
         items = (inputs[i] for i in range(start, stop))
         tensors = [self.torch.as_tensor(item[0] if isinstance(item, tuple) else item)
                    for item in items]
-        wrong = next((k for k, tensor in enumerate(tensors) if tensor.shape != tensors[0].shape),
-                     None)
-        if wrong is not None:
-            raise InvalidInput(f"Inputs must have one shape, got {tuple(tensors[0].shape)} and "
-                               f"{tuple(tensors[wrong].shape)}", where=f"row {start + wrong}",
-                               remedy="Resize or pad them")
+        for k, tensor in enumerate(tensors):
+            if tensor.shape != tensors[0].shape:
+                raise InvalidInput(f"Inputs must have one shape, got {tuple(tensors[0].shape)} and "
+                                   f"{tuple(tensor.shape)}", where=f"row {start + k}",
+                                   remedy="Resize or pad them")
         return self.torch.stack(tensors)
 
     def encode(self, rows: Any, start: int) -> Floats:
@@ -327,9 +326,9 @@ class _Encoder:
         try:
             output = self.module(batch)
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            first = str(error).partition("\n")[0]
             raise InvalidInput(f"The encoder cannot take inputs of shape {tuple(batch.shape)} and "
-                               f"type {batch.dtype}: "
-                               f"{str(error).partition(chr(10))[0]}", where=where,
+                               f"type {batch.dtype}: {first}", where=where,
                                remedy="Try it on one batch: encoder(inputs[:2])") from error
         shape = tuple(getattr(output, "shape", ()))
         if len(shape) != 2 or shape[0] != len(batch):

@@ -16,9 +16,16 @@ from coterie.federated.private.policy import Privacy, mu_of
 from coterie.federated.private.release import ReleaseQuestion
 from coterie.federated.protocol.messages import Batch
 from coterie.lab.attacks import audit
-from coterie.lab.attacks.inference import LabelledRows, Statistic, leverage, membership_auc
-from coterie.lab.attacks.reconstruction import match_rows, rebuild_rows, rows_from_sums
-from coterie.lab.attacks.recording import Evidence, Exchange, Sums, evidence_of
+from coterie.lab.attacks.inference import (
+    LabelledRows,
+    Statistic,
+    leverage,
+    match_rows,
+    membership_auc,
+    rebuild_rows,
+    rows_from_sums,
+)
+from coterie.lab.attacks.recording import Evidence, Sums, evidence_of
 from coterie.lab.attacks.releases import epsilon_lower_bound, release_bound
 from coterie.lab.attacks.simulation import Plan, draw_rows
 
@@ -34,7 +41,7 @@ def evidence_at(data: ct.Users, loss: ct.LinearLoss, points: list[np.ndarray]) -
     for k, point in enumerate(points):
         queries = Batch("expand", k, np.arange(data.n_users), {"model": np.tile(point, (data.n_users, 1))}, {},
                         {"rank": np.array(0)})
-        exchanges.append(Exchange(queries, answer_all(private, queries)))
+        exchanges.append((queries, answer_all(private, queries)))
     return evidence_of(exchanges, loss, data.counts)
 
 
@@ -79,7 +86,7 @@ def test_one_row_is_the_direction_of_any_gradient():
     data, loss = users(rows=1), ct.Logistic()
     private, n = Data.of(data, loss), data.n_users
     queries = Batch("prox", 0, np.arange(n), {"centre": np.zeros((n, 5)), "t": np.ones(n)})
-    evidence = evidence_of([Exchange(queries, answer_all(private, queries))], loss, data.counts)
+    evidence = evidence_of([(queries, answer_all(private, queries))], loss, data.counts)
     assert all(match_rows(rebuild_rows(evidence[k], loss), data.take([k]).features).all() for k in range(n))
     assert not len(rebuild_rows(evidence[0], replace(loss, intercept=False)))  # without intercept its length is unknown
 

@@ -95,18 +95,10 @@ def test_any_method_with_any_loss(name, loss_name):
     assert adjusted_rand_score(again.labels, fitted.labels[shuffled]) == 1.0
     assert (again.rounds, again.floats_up, again.floats_down) == (fitted.rounds, fitted.floats_up, fitted.floats_down)
 
-    names = np.array(users.names)[users.owner]
-    back = np.random.default_rng(1).permutation(users.n_samples)
-    expected = loss.predict(users.features, fitted.models[users.owner])
-    np.testing.assert_array_equal(fitted.predict(users.features[back], names[back]), expected[back])
-
     if len(fitted.shared) > 1:  # one shared model a cluster, in the order of the labels
         assert len(fitted.shared) == fitted.n_clusters
         if name != "comet":
             np.testing.assert_array_equal(fitted.shared[fitted.labels], fitted.models)
-    joined = fitted.personalize(users.take([2, 5]))
-    assert joined.models.shape == (2, fitted.models.shape[1])
-    assert np.isfinite(joined.models).all()
 
 
 def test_the_table():
@@ -169,13 +161,12 @@ def test_what_cannot_work_is_refused(act, complaint):
         act(users_for("logistic"))
 
 
-def test_newcomers_without_a_class_are_refused():
+def test_validation_rows_without_a_class_are_refused():
     users = users_for("multinomial", samples=12)
-    fitted = Global().fit(users, ct.Multinomial())
     kept = users.targets < 2
     fewer = ct.Users.from_arrays(users.features[kept], users.targets[kept], users.owner[kept])
     with pytest.raises(ct.InvalidInput, match="n_classes"):
-        fitted.personalize(fewer)
+        tune(Global, users, fewer, ct.Multinomial())
 
 
 # Each by itself.
@@ -277,7 +268,6 @@ def test_per_fedavg_finds_the_meta_optimum(quadratic):
     np.testing.assert_allclose(fitted.shared[0], meta, atol=1e-7)
     adapted = meta - alpha * np.einsum("nde,ne->nd", hessians, meta - best)
     np.testing.assert_allclose(fitted.models, adapted, atol=1e-7)
-    np.testing.assert_allclose(fitted.personalize(users.take([4])).models[0], adapted[4], atol=1e-7)
     # First order: the factor in front of the gradient is left out, and the fixed point is another.
     weights = hessians @ damp
     other = np.linalg.solve(weights.sum(axis=0), np.einsum("nde,ne->d", weights, best))
@@ -331,14 +321,6 @@ def test_planted_clusters_are_found_with_the_right_number_only(planted, method):
     if method is not Comet:
         oracle = Oracle().fit(planted.users, loss, clusters=planted.clusters)
         np.testing.assert_allclose(right.models, oracle.models, atol=1e-7)
-    newcomers = planted.test.take([0, 7, 14])
-    joined = right.personalize(newcomers)
-    mine = right.models[[0, 7, 14]]
-    distances = np.linalg.norm(joined.models[:, None] - mine, axis=2)
-    np.testing.assert_array_equal(distances.argmin(axis=1), [0, 1, 2])
-    np.testing.assert_array_equal(joined.clusters, right.labels[[0, 7, 14]])
-    if method is not Comet:
-        np.testing.assert_array_equal(joined.models, mine)
 
 
 def test_no_user_prefers_another_cluster_of_hypcluster(planted):
@@ -368,8 +350,6 @@ def test_odcl_averages_the_local_models_of_planted_clusters(planted, method):
         np.testing.assert_allclose(fitted.shared[k], own[fitted.labels == k].mean(axis=0), rtol=1e-10)
     dim = fitted.models.shape[1]
     assert (fitted.rounds, fitted.floats_up, fitted.floats_down) == (1, 18 * dim, 18 * dim)
-    joined = fitted.personalize(planted.test)
-    np.testing.assert_array_equal(joined.clusters, fitted.labels)
 
 
 def test_odcl_goes_from_separate_models_to_one(planted):

@@ -29,7 +29,7 @@ def tiny():
     slopes = np.where(owner % 2 == 0, 1.0, -1.0)[:, None] * np.array([3.0, 1.0])
     targets = (features * slopes).sum(axis=1) + 0.3 * rng.standard_normal(len(owner)) + 5
     return sets.Benchmark(name="tiny", users=ct.Users.from_arrays(features, targets, owner), metric="RMSE",
-                           loss=ct.Squared(ridge=1e-3), features=sets.both_standardised, rule="75 to 25 %",
+                           loss=ct.Squared(ridge=1e-3), features=sets.both_standardised,
                            clusters=np.arange(12) % 2)
 
 
@@ -135,7 +135,7 @@ def test_classes_are_numbered_for_methods_on_a_table():
     features = rng.standard_normal((len(owner), 2))
     labels = np.where(features[:, 0] + 0.3 * rng.standard_normal(len(owner)) > 0, 1.0, -1.0)
     made = sets.Benchmark(name="signs", users=ct.Users.from_arrays(features, labels, owner), metric="AUC",
-                          loss=ct.Logistic(ridge=1e-3), features=sets.standardised, rule="")
+                          loss=ct.Logistic(ridge=1e-3), features=sets.standardised)
     assert (made.task, made.n_classes) == ("classification", 2)
     methods = ("coterie", "ridge per user", "one-hot ridge", "lightgbm", "local")
     for result in lab.run(made, [0], only=methods):
@@ -175,7 +175,7 @@ def test_holm_against_the_textbook():
 
 def test_metrics_by_hand():
     users = ct.Users.from_arrays([[1.0], [2.0], [-1.0], [1.0]], [1.0, -1.0, -1.0, -1.0], [0, 0, 0, 1])
-    base = sets.Benchmark(name="x", users=users, metric="AUC", loss=ct.Logistic(), features=sets.standardised, rule="")
+    base = sets.Benchmark(name="x", users=users, metric="AUC", loss=ct.Logistic(), features=sets.standardised)
     models = np.array([[1.0, 0.0], [1.0, 0.0]])
     margins = base.loss.decision(users.features, models[users.owner])
     np.testing.assert_array_equal(lab.score(base, margins, users), [0.5, np.nan])
@@ -193,11 +193,11 @@ def test_discriminant_directions_tell_classes_apart():
     features = rng.standard_normal((200, 6)) * np.array([1, 1, 9, 9, 1, 1])
     features[:, 4] += 4 * classes
     users = ct.Users.from_arrays(features, classes, owner)
-    made = sets.discriminant(users, 1).transform(users)
+    made = sets.discriminant(users, 1)[0](users)
     assert made.n_features == 1
     assert made.features.std() == pytest.approx(1.0)
     assert abs(np.corrcoef(made.features[:, 0], features[:, 4])[0, 1]) > 0.95
-    assert sets.principal(users, 2).transform(users).n_features == 2
+    assert sets.principal(users, 2)[0](users).n_features == 2
 
 
 def test_bundled_sets_are_as_documented():

@@ -166,7 +166,7 @@ def rule(sets, chosen):
     if not sets:
         return len(chosen) >= LEAST
     try:
-        masks._Answered((1.0,), b"", tuple(sets)).with_set((1.0,), b"", chosen)
+        masks._add_set(((1.0,), b"", tuple(sets)), (1.0,), b"", chosen)
     except Refused:
         return False
     return True

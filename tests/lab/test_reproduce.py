@@ -268,10 +268,9 @@ def test_the_command_prints_and_writes(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from coterie import cli
-    from coterie.lab.commands import reproduce as command
 
     monkeypatch.setattr(paper_figures, "save", lambda *_: [])
-    monkeypatch.setattr(command.ReproductionSettings, "quick",
+    monkeypatch.setattr(ReproductionSettings, "quick",
                         classmethod(lambda cls, seeds: replace(TINY, seeds=seeds, rounds=5)))
     done = CliRunner().invoke(cli.app, ["reproduce", "--quick", "--seeds", "1", "--out", str(tmp_path / "here")])
     assert done.exit_code == 0, done.output

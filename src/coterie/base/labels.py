@@ -73,8 +73,7 @@ def check_labels(labels: npt.ArrayLike, n_users: int) -> Ints:
     given = np.asarray(labels)
     if given.shape != (n_users,):
         raise InvalidInput(f"expected one label for each of {n_users} users, got shape "
-                           f"{given.shape}",
-                           remedy="Give them in the order of users.names")
+                           f"{given.shape}", remedy="Give them in the order of users.names")
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         user = int(np.flatnonzero(~np.isfinite(given))[0])
         raise InvalidInput("labels must not be missing", where=f"user number {user}",

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import warnings
+from collections import UserDict
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -71,8 +72,11 @@ def _all_threads() -> int:
     if _most is not None:
         return _most
     given = os.environ.get("OMP_NUM_THREADS", "")
-    if given.isdigit() and int(given) > 0:
-        return int(given)
+    return int(given) if given.isdigit() and int(given) > 0 else usable_cores()
+
+
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -139,9 +143,8 @@ class Beside:
 
         receiving, sending = Pipe(duplex=False)
         parent = os.getpid()
-        with warnings.catch_warnings():
-            # About threads, which the copy does not use.
-            warnings.simplefilter("ignore", DeprecationWarning)
+        # About threads, which the copy does not use.
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             child = os.fork()
         if child == 0:
             receiving.close()
@@ -211,17 +214,13 @@ def begin_beside(work: Callable[[MutableMapping[str, Any]], None]) -> Beside | N
         return None
 
 
-class _Sent(dict[str, Any]):
+class _Sent(UserDict[str, Any]):
     """Parts that are sent as soon as they are entered, with the warnings since the last one."""
 
     def __init__(self, sending: Connection, parent: int,
                  log: list[warnings.WarningMessage]) -> None:
         super().__init__()
         self.sending, self.parent, self.log = sending, parent, log
-
-    def update(self, *given: Any, **named: Any) -> None:
-        for name, value in dict(*given, **named).items():
-            self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
         if os.getppid() != self.parent:
@@ -241,8 +240,7 @@ def _serve(work: Callable[[MutableMapping[str, Any]], None], sending: Connection
         # Ctrl-C is for the process that was copied, which ends this one.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         set_threads(threads)
-        with warnings.catch_warnings(record=True) as log:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as log:
             work(_Sent(sending, parent, log))
         status = 0
     finally:
@@ -257,17 +255,20 @@ _KEPT = ((-3, 1 << 25), (-1, 1 << 28))
 
 def free_memory() -> float:
     """Bytes of memory that are free, as far as the system tells; inf where it does not."""
-    try:
-        # What the system could free at once counts as well.
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next(1024.0 * float(line.split()[1]) for line in file
-                        if line.startswith("MemAvailable"))
-    except (OSError, StopIteration, ValueError):
-        pass
-    try:
-        return float(os.sysconf("SC_AVPHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return np.inf
+    # What the system could free at once counts as well.
+    with (contextlib.suppress(OSError, StopIteration, ValueError),
+          open("/proc/meminfo", encoding="ascii") as file):
+        return next(1024.0 * float(line.split()[1]) for line in file
+                    if line.startswith("MemAvailable"))
+    free = memory_of("SC_AVPHYS_PAGES")
+    return np.inf if free is None else free
+
+
+def memory_of(pages: str) -> float | None:
+    """Bytes of the pages that the system counts by this name; None where it does not."""
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        return float(os.sysconf(pages)) * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def require_memory(needed: float, purpose: str, remedy: str) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,17 +16,13 @@ from typing import Annotated, Any
 import typer
 import typer.main
 from rich.console import Console
+from rich.table import Table as Grid
 from typer.core import TyperGroup
 
 from coterie import __version__
-from coterie.base.errors import (
-    CoterieError,
-    CoterieWarning,
-    InvalidInput,
-    MissingExtra,
-    NotConverged,
-)
-from coterie.base.machine import keep_freed_memory
+from coterie.base import errors
+from coterie.base.errors import InvalidInput
+from coterie.base.machine import keep_freed_memory, set_threads
 from coterie.data.encoding import TASKS
 from coterie.data.validation import split_names as split_names
 from coterie.fitting.units import FITTING
@@ -55,7 +51,7 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in LAB:
-            return typer.main.get_command(import_module(f"coterie.lab.commands.{cmd_name}").app)
+            return typer.main.get_command(getattr(import_module("coterie.lab.commands"), cmd_name))
         return super().get_command(ctx, cmd_name)
 
 
@@ -75,10 +71,12 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_ShowVersion = Annotated[bool, Opt("--version", callback=_version, is_eager=True,
+                                   help="Print the version and stop.")]
+
+
 @app.callback()
-def root(version: Annotated[bool, Opt(
-        "--version", callback=_version, is_eager=True,
-        help="Print the version and stop.")] = False) -> None:
+def root(version: _ShowVersion = False) -> None:
     pass
 
 
@@ -93,8 +91,6 @@ def limit_threads(most: int | None) -> int | None:
     """Use at most so many threads, here and in processes that are started from here. The option
     --threads.
     """
-    from coterie.base.machine import set_threads
-
     set_threads(most)
     if most is not None:
         # Read by libraries that are loaded later.
@@ -111,12 +107,13 @@ def main() -> None:
     keep_freed_memory()
     warnings.showwarning = _show_warning
     sys.unraisablehook = _unraisable
-    warnings.simplefilter("always", CoterieWarning)
+    warnings.simplefilter("always", errors.CoterieWarning)
     try:
         app()
-    except (CoterieError, OSError) as problem:
+    except (errors.CoterieError, OSError) as problem:
         error.print(f"[bold red]coterie:[/] {plain(str(problem))}", soft_wrap=True, highlight=False)
-        raise SystemExit({MissingExtra: 3, NotConverged: 1}.get(type(problem), 2)) from None
+        codes = {errors.MissingExtra: 3, errors.NotConverged: 1}
+        raise SystemExit(codes.get(type(problem), 2)) from None
     except KeyboardInterrupt:
         error.print("Interrupted.")
         raise SystemExit(130) from None
@@ -151,6 +148,19 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object,
 def say(text: object, style: str | None = None, to: Console = console) -> None:
     """Print a sentence as it is, on as many lines as the terminal needs."""
     to.print(str(text), style=style, soft_wrap=True, markup=False, highlight=False)
+
+
+def grid(title: str, headings: Iterable[str], rows: Iterable[Sequence[str]] = (), *,
+         right: Collection[str] = (), fixed: Collection[str] = (), **options: Any) -> Grid:
+    """A table with columns of these headings: those at the `right`, and those that are never
+    wrapped (`fixed`).
+    """
+    table = Grid(title=title, **options)
+    for name in headings:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=name in fixed)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def plain(text: str) -> str:

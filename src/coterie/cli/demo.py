@@ -15,7 +15,7 @@ from coterie.base.errors import Interrupted, MissingExtra
 from coterie.base.labels import many
 from coterie.base.types import Array
 from coterie.cli import base as options
-from coterie.cli.base import Opt, app, console, say
+from coterie.cli.base import Opt, app, console, grid, say
 from coterie.convex.choice import refit
 from coterie.convex.consensus import lam_max
 from coterie.convex.path import solve_path
@@ -27,17 +27,17 @@ from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 from coterie.solvers import SOLVERS, solve
 
+_Out = Annotated[Path, Opt(help="Folder for the figure and the report; created if needed.")]
+_Lam = Annotated[float, Opt(help="Fusion penalty strength.")]
+_Seed = Annotated[int, Opt(help="Seed of the data.", min=0)]
+_Tol = Annotated[float, Opt(help="Relative duality gap to reach.")]
+_Solver = Annotated[str, Opt(help=f"One of: {', '.join(SOLVERS)}.")]
+
 
 @app.command()
-def demo(
-    out: Annotated[Path, Opt(help="Folder for the figure and the report; created if needed."),
-                   ] = Path("demo"),
-    lam: Annotated[float, Opt(help="Fusion penalty strength.")] = 0.09,
-    seed: Annotated[int, Opt(help="Seed of the data.", min=0)] = 0,
-    tol: Annotated[float, Opt(help="Relative duality gap to reach.")] = 1e-8,
-    solver: Annotated[str, Opt(help=f"One of: {', '.join(SOLVERS)}.")] = "fast",
-    threads: options.Threads = None, quiet: options.Quiet = False,
-) -> None:
+def demo(out: _Out = Path("demo"), lam: _Lam = 0.09, seed: _Seed = 0, tol: _Tol = 1e-8,
+         solver: _Solver = "fast", threads: options.Threads = None,
+         quiet: options.Quiet = False) -> None:
     """Solve, certify and plot the paper's data: sixty users of three kinds, ten samples each.
 
     Example: coterie demo --lam 0.05 --out somewhere
@@ -82,7 +82,7 @@ def _solve(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
     """The solution, or the best one at an interrupt; and whether it was interrupted."""
     with console.status(f"Solving for {problem.n_users} users and {problem.graph.n_edges:,} pairs "
                         "...") as status:
-        _announce_compiling()
+        when_compiling(_announce_compiling)
         try:
             return solve(problem, tol=tol, solver=solver, progress=lambda record: status.update(
                 f"pass {record.iteration}: {record.n_clusters} groups, certified gap "
@@ -94,12 +94,9 @@ def _solve(problem: Problem, tol: float, solver: str) -> tuple[Solution, bool]:
 
 
 def _announce_compiling() -> None:
-    """Say once that functions are compiled, if they are."""
-    def announce() -> None:
-        when_compiling(None)
-        console.print("Compiling       once on this machine, less than a minute ...")
-
-    when_compiling(announce)
+    """Say once that functions are compiled."""
+    when_compiling(None)
+    console.print("Compiling       once on this machine, less than a minute ...")
 
 
 def _show_accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[Array, Array]:
@@ -142,21 +139,17 @@ def _write_path_page(solution: Solution, tol: float, data: Dataset, others: tupl
 
 def _groups(solution: Solution, data: Dataset) -> Table:
     assert data.clusters is not None
-    n_users = solution.problem.n_users
-    table = Table(title=f"{many(solution.n_clusters, 'group')} among {n_users} users at lam = "
-                        f"{solution.lam:g}")
-    for heading in ("group", "users", "true kind of its users", "model (w, b)"):
-        table.add_column(heading, justify="left" if heading.startswith(("true", "model"))
-                         else "right")
+    table = grid(f"{many(solution.n_clusters, 'group')} among {solution.problem.n_users} users at "
+                 f"lam = {solution.lam:g}",
+                 ("group", "users", "true kind of its users", "model (w, b)"),
+                 right=("group", "users"))
     models = solution.refit()
     for k in range(solution.n_clusters):
         members = solution.labels == k
-        kinds, counts = np.unique(data.clusters[members], return_counts=True)
-        model = models[members][0]
+        kinds = zip(*np.unique(data.clusters[members], return_counts=True), strict=True)
         table.add_row(str(k), str(int(members.sum())),
-                      ", ".join(f"{n} of kind {kind}"
-                                for kind, n in zip(kinds, counts, strict=True)),
-                      "  ".join(f"{value:+.4f}" for value in model))
+                      ", ".join(f"{n} of kind {kind}" for kind, n in kinds),
+                      "  ".join(f"{value:+.4f}" for value in models[members][0]))
     return table
 
 
@@ -164,6 +157,5 @@ def _accuracy(problem: Problem, models: Array, data: Dataset) -> Array:
     """(n_users,) test accuracy of each user's model."""
     test = data.test
     assert test is not None
-    assert test.targets is not None
     correct = problem.loss.predict(test.features, models[test.owner]) == test.targets
     return np.asarray(np.add.reduceat(correct, test.offsets[:-1], dtype=float) / test.counts)

@@ -13,13 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 import coterie
-from coterie.base.machine import free_memory, n_threads
+from coterie.base.machine import free_memory, memory_of, n_threads, usable_cores
 from coterie.base.storage import json_ready
 from coterie.cli import base as options
-from coterie.cli.base import app, console, say
+from coterie.cli.base import app, console, grid, say
 
 _CORE = ("numpy", "scipy", "numba", "scikit-learn", "typer", "rich")
 _GPU_LIBRARIES = ("torch", "cupy", "cupy-cuda12x", "cupy-cuda13x")
@@ -38,8 +36,11 @@ def doctor(as_json: options.Json = False) -> None:
     if as_json:
         print(json.dumps(json_ready(info), indent=1))
         return
-    console.print(_facts(info))
-    console.print(_extras(info["extras"]))
+    console.print(grid(f"coterie {info['coterie']}", ("", ""), _facts(info), show_header=False))
+    console.print(grid("Extras", ("extra", "installed", "missing"), [
+        (name, ", ".join(f"{key} {value}" for key, value in libraries.items() if value),
+         ", ".join(key for key, value in libraries.items() if not value))
+        for name, libraries in info["extras"].items()]))
     for remedy in info["remedies"]:
         say(remedy)
 
@@ -55,8 +56,9 @@ def inspect() -> dict[str, Any]:
                         "NUMBA_CACHE_DIR to a folder that you may write to.")
     return {"coterie": coterie.__version__, "python": platform.python_version(),
             "platform": platform.platform(), "versions": {name: _version(name) for name in _CORE},
-            "extras": extras, "cores": os.cpu_count(), "usable_cores": _usable_cores(),
-            "threads": n_threads(), "memory": {"total": _total_memory(), "free": free_memory()},
+            "extras": extras, "cores": os.cpu_count(), "usable_cores": usable_cores(),
+            "threads": n_threads(),
+            "memory": {"total": memory_of("SC_PHYS_PAGES"), "free": free_memory()},
             "gpus": _gpus(), "gpu_libraries": {name: _version(name) for name in _GPU_LIBRARIES},
             "compiled_code": cache, "remedies": remedies}
 
@@ -103,17 +105,6 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _usable_cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _total_memory() -> float | None:
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
 def _gpus() -> list[str]:
     """Name, memory and driver of each GPU, as nvidia-smi says; none where it is not installed or
     does not answer.
@@ -130,32 +121,17 @@ def _gpus() -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
-def _facts(info: dict[str, Any]) -> Table:
-    table = Table(show_header=False, title=f"coterie {info['coterie']}")
+def _facts(info: dict[str, Any]) -> list[tuple[str, str]]:
     memory, cache = info["memory"], info["compiled_code"]
     total = "" if memory["total"] is None else f"{memory['total'] / _GIB:.1f} GiB, "
     libraries = ", ".join(f"{name} {version}" for name, version in info["gpu_libraries"].items()
                           if version)
-    rows = [("Python", f"{info['python']} ({sys.executable})"), ("system", info["platform"]),
+    return [("Python", f"{info['python']} ({sys.executable})"), ("system", info["platform"]),
             *((name, version or "missing") for name, version in info["versions"].items()),
-            ("cores",
-             f"{info['cores']}, of which {info['usable_cores']} may be used; {info['threads']} "
-             "threads"), ("memory", f"{total}{memory['free'] / _GIB:.1f} GiB free"),
+            ("cores", f"{info['cores']}, of which {info['usable_cores']} may be used; "
+                      f"{info['threads']} threads"),
+            ("memory", f"{total}{memory['free'] / _GIB:.1f} GiB free"),
             ("GPU", "; ".join(info["gpus"]) or "none found"),
             ("GPU libraries", libraries or "none installed"),
             ("compiled code",
              f"{cache['folder']} ({'can' if cache['writable'] else 'cannot'} be written to)")]
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
-
-
-def _extras(extras: dict[str, dict[str, str | None]]) -> Table:
-    table = Table(title="Extras")
-    for heading in ("extra", "installed", "missing"):
-        table.add_column(heading)
-    for name, libraries in extras.items():
-        table.add_row(name,
-                      ", ".join(f"{key} {value}" for key, value in libraries.items() if value),
-                      ", ".join(key for key, value in libraries.items() if not value))
-    return table

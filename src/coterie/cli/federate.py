@@ -1,32 +1,40 @@
-"""`coterie federate`: a federation in this process, or on Flower."""
+"""`coterie federate`: a federation in this process, or on Flower; join, leave, log, keys and
+write-app: what is done around one.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 from typer.core import TyperGroup
 
 from coterie.base.errors import InvalidInput
-from coterie.base.labels import groups_of
-from coterie.base.storage import json_ready, write_atomically
+from coterie.base.labels import groups_of, many
+from coterie.base.storage import json_ready, plain_cell, write_atomically
 from coterie.cli import base
-from coterie.cli.base import Arg, Opt, app, console, interruptible, say
-from coterie.data.files import is_input
+from coterie.cli.base import Arg, Opt, app, console, grid, interruptible, say
+from coterie.data.files import is_input, read_table, row_place
 from coterie.data.users import Users
 from coterie.federated import ALGORITHMS, entry, sources
 from coterie.federated.agreement import Agreement
+from coterie.federated.membership import agreement_of, join_run, leave_run, write_newcomers
+from coterie.federated.node import keep_models
+from coterie.federated.private.ledger import FILE, NodeLedger
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.session import Round
 from coterie.federated.settings import CONFIG, Deployment, complete
 from coterie.output import report
-from coterie.output.runs import check_free, load_run
-from coterie.output.runs.save import UNFINISHED, clear
+from coterie.output.runs import Run, check_free, load_run
+from coterie.output.runs.save import UNFINISHED, clear, count_groups, write_run
 from coterie.problem.solution import Status
 from coterie.problem.weights import KINDS
 
@@ -47,9 +55,8 @@ app.add_typer(command, name="federate")
 _CONTINUE = ": everything is stopped; rerun the same command to continue from the last round."
 RUNTIMES = ("local", "flower-sim", "flower")
 
-_Source = Annotated[Path | None,
-                    Arg(help="A file with one row per sample, as for `coterie fit`.",
-                        metavar="[TABLE]")]
+_Source = Annotated[Path | None, Arg(help="A file with one row per sample, as for `coterie fit`.",
+                                     metavar="[TABLE]")]
 _User = Annotated[str, Opt(help="Column with the owner of each row.")]
 _Standardize = Annotated[bool | None, Opt(
     help="Whether features are standardised; by default those of a table are.")]
@@ -66,14 +73,13 @@ _Holdout = Annotated[float | None, Opt(
          "otherwise 0.")]
 _Weights = Annotated[str, Opt(
     help=f"With a given lam, one of: {', '.join(KINDS)}. unit, the default: all pairs have weight "
-         "1; the others are "
-         "computed from one round of local models.")]
+         "1; the others are computed from one round of local models.")]
 _Algorithm = Annotated[str, Opt(
     help=f"With a given lam, one of: {', '.join(ALGORITHMS)}; newton by default.")]
 _Options = Annotated[str, Opt(help="Its settings as JSON.")]
 _Participation = Annotated[float, Opt(help="Share of the users asked per round.")]
-_MaxRounds = Annotated[int,
-                       Opt(help="Largest number of rounds; 0: the algorithm's own limit.", min=0)]
+_MaxRounds = Annotated[int, Opt(help="Largest number of rounds; 0: the algorithm's own limit.",
+                                min=0)]
 _Patience = Annotated[int, Opt(
     help="Unanswered queries in a row after which a user is excluded; 0: no limit.", min=0)]
 _Seed = Annotated[int, Opt(help="Seed of all random numbers.", min=0)]
@@ -86,8 +92,7 @@ _Epsilon = Annotated[float, Opt(
 _Delta = Annotated[float, Opt(help="With --epsilon: the delta of the promise.")]
 _Clip = Annotated[str, Opt(
     help="With --epsilon: public bounds and levels of columns, such as 'age=0:100, sex=f|m, "
-         "y=0:1'; if omitted, bounds "
-         "are found with a part of the budget.")]
+         "y=0:1'; if omitted, bounds are found with a part of the budget.")]
 _Unit = Annotated[str, Opt(help="With --epsilon: what is protected, a row or a user.")]
 _Timeout = Annotated[float, Opt(help="Time limit of the run in seconds, on Flower.")]
 _Out = Annotated[Path, Opt(help="Folder for the results; an interrupted run in it is continued.")]
@@ -131,11 +136,7 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
     if context.invoked_subcommand is not None:
         return
     # 1. The configuration: options as given, and what follows from others.
-    if runtime not in RUNTIMES:
-        raise InvalidInput(f"unknown runtime {runtime!r}",
-                           remedy=f"Choose one of: {', '.join(RUNTIMES)}")
-    if table is not None:
-        check_shared(table, runtime)
+    _check_runtime(runtime, table)
     config = complete({
         **{key: value for key, value in options.items() if key in CONFIG},
         **_locate_data(table, user, dataset, seed),
@@ -160,9 +161,12 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
     _show(out, time.monotonic() - began)
 
 
-def check_shared(table: Path, runtime: str) -> None:
-    """Refuse a table that the nodes of a runtime cannot read."""
-    if is_input(table) and runtime != "local":
+def _check_runtime(runtime: str, table: Path | None) -> None:
+    """Refuse a runtime that is not known, and a table that its nodes cannot read."""
+    if runtime not in RUNTIMES:
+        raise InvalidInput(f"unknown runtime {runtime!r}",
+                           remedy=f"Choose one of: {', '.join(RUNTIMES)}")
+    if table is not None and is_input(table) and runtime != "local":
         raise InvalidInput("Nodes on Flower cannot read standard input",
                            remedy="Save the table in a file")
 
@@ -210,26 +214,32 @@ def _in_process(source: Users | sources.Table, config: dict[str, Any],
 
 def _on_flower(n_users: int, config: dict[str, Any], out: Path, *, nodes: int, virtual: bool,
                timeout: float) -> list[dict[str, Any]]:
-    """Start a SuperLink and nodes that take their part of the users, run, and stop what was
-    started; the rounds.
+    """The run on nodes that take their part of the users; its rounds."""
+    shutil.rmtree(out / "cluster", ignore_errors=True)
+    for name in ("run.json", "rounds.jsonl", "error.txt"):
+        (out / name).unlink(missing_ok=True)
+    with interruptible(_CONTINUE):
+        return list(_follow({**config, "n-users": n_users, "split": True}, out, virtual=virtual,
+                            nodes=[{}] * min(nodes, n_users), timeout=timeout))
+
+
+def _follow(config: dict[str, Any], out: Path, *, nodes: list[dict[str, Any]], virtual: bool,
+            timeout: float, result: str = "run.json") -> Iterator[dict[str, Any]]:
+    """Start a SuperLink and nodes, run until the result is there, and stop what was started; the
+    rounds as they happen.
     """
     from coterie.federated.runtimes.cluster import Cluster
 
-    folder, lines = out / "cluster", []
-    shutil.rmtree(folder, ignore_errors=True)
-    for name in ("run.json", "rounds.jsonl", "error.txt"):
-        (out / name).unlink(missing_ok=True)
-    nodes = min(nodes, n_users)
-    config = {**config, "n-users": n_users, "split": True}
-    parts = [{"partition-id": k, "num-partitions": nodes} for k in range(nodes)]
-    cluster = Cluster(folder, virtual=nodes) if virtual else Cluster(folder, parts)
-    with interruptible(_CONTINUE), console.status("Starting Flower ...") as status, cluster:
+    parts = [{"partition-id": k, "num-partitions": len(nodes), **node}
+             for k, node in enumerate(nodes)]
+    cluster = (Cluster(out / "cluster", virtual=len(nodes)) if virtual
+               else Cluster(out / "cluster", parts))
+    with console.status("Starting Flower ...") as status, cluster:
         status.update("Waiting for the nodes ...")
         cluster.submit(config)
-        for line in cluster.follow(out, timeout):
-            lines.append(line)
-            status.update(str(Round(**line)))
-    return lines
+        for line in cluster.follow(out, timeout, result):
+            status.update(str(Round(**line)) if result == "run.json" else str(line["stage"]))
+            yield line
 
 
 def _write_page(source: Users | sources.Table, config: dict[str, Any], out: Path,
@@ -259,15 +269,11 @@ def _show(out: Path, seconds: float) -> None:
         say(note, style="dim")
     title = (f"{groups_of(result['n_clusters'], result['n_users'], 'among')} at lam = "
              f"{result['lam']:g}")
-    table = Table(show_header=False,
-                  title=f"{result['kind']}, {title}" if "kind" in result else title)
     gap = "none" if result["gap"] is None else f"{result['gap']:.1e}"
-    for name, value in (("rounds", str(result["n_rounds"])),
-                        ("bytes up", f"{result['bytes_up']:,}"),
-                        ("bytes down", f"{result['bytes_down']:,}"), ("certified gap", gap),
-                        ("seconds", f"{seconds:.1f}"), ("results", str(out))):
-        table.add_row(name, value)
-    console.print(table)
+    console.print(grid(f"{result['kind']}, {title}" if "kind" in result else title, ("", ""), [
+        ("rounds", str(result["n_rounds"])), ("bytes up", f"{result['bytes_up']:,}"),
+        ("bytes down", f"{result['bytes_down']:,}"), ("certified gap", gap),
+        ("seconds", f"{seconds:.1f}"), ("results", str(out))], show_header=False))
     if "why" in result:
         say(f"Why            {result['why']}")
     if result.get("scores"):
@@ -280,3 +286,167 @@ def _show(out: Path, seconds: float) -> None:
     say(f"Open {out / 'report.html'} to look at the results.")
     if result["status"] not in (Status.CONVERGED.name, Status.RELEASED.name):
         raise typer.Exit(1)
+
+
+# Around a federation
+
+_Run = Annotated[Path, Arg(help="The folder of a finished run without --lam.", metavar="RUN")]
+
+
+_New = Annotated[Path, Arg(help="The newcomers' rows, with the columns of the run.",
+                           metavar="TABLE")]
+_ModelsDir = Annotated[Path | None, Opt(help="Folder in which the newcomers' models are kept.")]
+_Joined = Annotated[Path | None, Opt(help="The file; by default joined.csv in the run folder.")]
+_Names = Annotated[list[str], Arg(help="Users who leave, as named in models.csv.",
+                                  metavar="NAME...")]
+_Left = Annotated[Path | None, Opt(help="Folder for the run without them; by default RUN itself.")]
+_Ledger = Annotated[Path, Arg(help="The ledger-dir of a node.", metavar="LEDGER_DIR")]
+_Refused = Annotated[bool, Opt("--refused", help="Only what was refused.")]
+_Last = Annotated[int, Opt(help="Only so many lines, the last ones; 0: all.", min=0)]
+_Spent = Annotated[float, Opt(help="Of the epsilon that is shown as spent.")]
+_Lines = Annotated[bool, Opt("--json", help="One JSON object instead of tables.")]
+_Keys = Annotated[Path, Opt(help="Folder for the keys.")]
+_Hosts = Annotated[list[str] | None, Opt(help="Name or address of the SuperLink; may be repeated.")]
+_Pairs = Annotated[int, Opt(help="How many SuperNodes get a key pair.", min=0)]
+_App = Annotated[Path, Opt(help="Folder for the app.")]
+
+
+@command.command()
+def join(folder: _Run, table: _New, separator: base.Separator = "", models_dir: _ModelsDir = None,
+         runtime: _Runtime = "local", local_cluster: _Cluster = 1, timeout: _Timeout = 600.0,
+         out: _Joined = None) -> None:
+    """Give newcomers a model of a finished run, in one question and answer; nobody else is asked.
+
+    Users in TABLE that are not in RUN learn which group fits their rows best, and get its model, or
+    a personal one around its centre. RUN is not changed. `coterie predict MODELS_DIR rows.csv`
+    predicts with the models kept. In a deployment newcomers start nodes, and `flwr run` with join =
+    "RUN" asks them: see docs/flower.md.
+
+    Example: coterie federate join run new.csv --models-dir models
+    """
+    run = load_run(folder)
+    out = folder / "joined.csv" if out is None else out
+    if run.recipe is None or run.recipe.user is None:
+        raise InvalidInput(f"{folder} is no run of a table with a column of users",
+                           remedy="Use Fit.personalize")
+    _check_runtime(runtime, table)
+    if runtime == "local":
+        frame = read_table(table, separator or None)
+        source = sources.Table(frame=frame, user=run.recipe.user, target=run.recipe.target,
+                               place=row_place(table, separator or None))
+        newcomers = join_run(LocalNodes([source]), run, wait=0.0)
+        if models_dir is not None:
+            keep_models(models_dir, agreement_of(run), newcomers.models.items())
+        write_newcomers(newcomers, run, out)
+        groups = newcomers.groups.tolist()
+    else:
+        groups = _join_on_flower(run, table, separator, out, models_dir, nodes=local_cluster,
+                                 virtual=runtime == "flower-sim", timeout=timeout)
+    for group, size in sorted(Counter(groups).items()):
+        which = f"in group {group}" if group >= 0 else "with a model from own rows"
+        say(f"{many(size, 'newcomer')} {which}.")
+    say(f"{many(len(groups), 'newcomer')} in {out}.")
+
+
+def _join_on_flower(run: Run, table: Path, separator: str, out: Path, models_dir: Path | None, *,
+                    nodes: int, virtual: bool, timeout: float) -> list[int]:
+    """Ask nodes with the newcomers; the group of each."""
+    assert run.recipe is not None
+    own = {"models-dir": str(models_dir.resolve())} if models_dir is not None else {}
+    with tempfile.TemporaryDirectory() as folder:
+        config = complete({"join": str(run.folder.resolve()), "out": folder, "data": "csv",
+                           "path": str(table.resolve()), "user": run.recipe.user,
+                           "target": run.recipe.target or "", "separator": separator, "split": True,
+                           "wait": min(timeout, 600.0)})
+        for _ in _follow(config, Path(folder), nodes=[{"return-models": True, **own}] * nodes,
+                         virtual=virtual, timeout=timeout, result="joined.csv"):
+            pass
+        write_atomically(out, Path(folder, "joined.csv").read_bytes())
+    return [int(group) for group in read_table(out, ",")["cluster"]]
+
+
+@command.command()
+def leave(folder: _Run, names: _Names, out: _Left = None,
+          overwrite: base.Overwrite = False) -> None:
+    """Take users out of a finished run, without asking the others again.
+
+    Everything is chosen again from the second moments that the others sent, which the checkpoint of
+    RUN has; so this is for squared losses (regression and clustering). The certificate is then the
+    server's own, from these moments, until the next run asks the users again. Without --out, RUN is
+    replaced, and nothing of those who leave stays in it.
+
+    Example: coterie federate leave run "ward 3" "ward 7"
+    """
+    run = load_run(folder)
+    place = folder if out is None else check_free(out, overwrite=overwrite)
+    fitted = leave_run(run, [plain_cell(name) for name in names], place)
+    write_run(fitted, place)
+    say(f"Without {many(len(set(names)), 'user')}: {count_groups(fitted)}, certified gap "
+        f"{fitted.gap:.1e} from the moments of the others. Results in {place}.")
+
+
+@command.command("log")
+def show_log(folder: _Ledger, refused: _Refused = False, last: _Last = 0, delta: _Spent = 1e-5,
+             as_json: _Lines = False) -> None:
+    """Every answer that left a node and every question that it refused, and what its users have
+    spent.
+
+    Example: coterie federate log ~/.local/state/coterie/1f0c... --refused
+    """
+    if not (folder / FILE).is_file():
+        raise InvalidInput(f"{folder} holds no ledger of a node",
+                           remedy="Give the folder that is `ledger-dir` in the node configuration")
+    with NodeLedger(folder) as ledger:
+        lines, spent = ledger.answers(), ledger.spending(delta)
+    chosen = [line for line in lines if line.reason or not refused][-last:]
+    if as_json:
+        typer.echo(json.dumps({"answers": [line._asdict() for line in chosen], "delta": delta,
+                               "epsilon": [[name, epsilon] for name, epsilon in spent.items()]}))
+        return
+    headings = ("time", "run", "round", "user", "kind", "numbers", "bytes", "question",
+                "refused because")
+    table = grid("Answers", headings, right=("round", "numbers", "bytes"),
+                 fixed=("run", "round", "kind", "numbers", "bytes"))
+    for column in table.columns:
+        column.overflow = "fold"
+    for line in chosen:
+        when = datetime.fromtimestamp(line.time).astimezone().isoformat(" ", "seconds")
+        table.add_row(when, line.run[:8], str(line.round), str(line.user), line.kind,
+                      f"{line.numbers:,}", f"{line.bytes:,}", line.question[:8], line.reason)
+    console.print(table)
+    left = [line for line in lines if not line.reason]
+    say(f"{len(left):,} answers with {sum(line.numbers for line in left):,} numbers left, "
+        f"{len(lines) - len(left):,} were refused.")
+    if spent:
+        console.print(grid(f"Spent at delta = {delta:g}", ("user", "epsilon"),
+                           [(str(name), f"{epsilon:.4g}") for name, epsilon in spent.items()],
+                           right=("epsilon",)))
+
+
+@command.command()
+def keys(out: _Keys = Path("keys"), host: _Hosts = None, nodes: _Pairs = 0) -> None:
+    """Certificates of a SuperLink and key pairs of its SuperNodes.
+
+    Example: coterie federate keys --host fl.example.org --nodes 5 --out keys
+    """
+    from coterie.federated.runtimes.keys import make_certificates, make_node_keys
+
+    hosts = host or ["localhost", "127.0.0.1"]
+    make_certificates(out, hosts)
+    keys = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
+    say(f"Certificates of {', '.join(hosts)} and {len(keys)} key pair(s) in {out}. The SuperLink "
+        "takes server.pem, server.key and ca.crt; a node takes ca.crt and its own key; keep ca.key "
+        "to yourself.")
+
+
+@command.command()
+def write_app(out: _App = Path("flower_app")) -> None:
+    """A Flower app to configure and run with `flwr run`.
+
+    Example: coterie federate write-app --out my_app
+    """
+    from coterie.federated.runtimes.cluster import write_app as write
+
+    write(out, CONFIG)
+    say(f"A Flower app in {out}: set its configuration in pyproject.toml, then run `flwr run "
+        f"{out}`.")

@@ -1,9 +1,12 @@
-"""`coterie fit` and `coterie path`: from a table to groups, models, a report and the path."""
+"""`coterie fit` and `path`: from a table to groups, models, a report and the path; `predict`,
+`certify` and `report`: what is done with the folder of a run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -11,17 +14,33 @@ from typing import Annotated, Any, cast
 import numpy as np
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from coterie.base.errors import InvalidInput
+from coterie.base.labels import groups_of, many
+from coterie.base.storage import json_ready, write_atomically
 from coterie.cli import base as options
-from coterie.cli.base import app, console, interruptible, plain, say
+from coterie.cli.base import Arg, Opt, app, console, error, grid, interruptible, plain, say
+from coterie.data.files import is_input
+from coterie.data.frames import to_frame, write_parquet
+from coterie.federated.node import holds_models, load_models
 from coterie.fitting import Fit, Settings
+from coterie.fitting.predictions import PredictsRows
 from coterie.fitting.work import FitProgress
 from coterie.output import runs
 from coterie.output.runs.save import count_groups
 from coterie.problem.solution import Status
 
 _DEFAULTS = Settings()
+_Source = Annotated[Path, Arg(help="A table, or the folder of a run.")]
+_New = Annotated[Path, Arg(help="A table with the columns that were learned from; - reads standard "
+                                "input.")]
+_Predictions = Annotated[Path, Opt(help="File for the predictions, .csv or .parquet; - writes CSV "
+                                        "to standard output.")]
+_Only = Annotated[bool, Opt("--only-predictions", help="Leave out the columns of the table.")]
+_Rows = Annotated[Path | None, Arg(help="The table of the run; by default the file of the run.")]
+_Run = Annotated[Path, Arg(help="The folder of a run.")]
+_Page = Annotated[Path | None, Opt(help="The file; by default report.html in the run folder.")]
+_Title = Annotated[str, Opt(help="Another title.")]
 
 
 @app.command("fit")
@@ -52,9 +71,8 @@ def run_fit(data: options.Table, user: options.User = "", target: options.Target
     Example: zcat data.csv.gz | coterie fit - --user subject --target y
     """
     settings = Settings(loss=loss, lam=options.parse_lam(lam), weights=weights,
-                        count=cast(Any, count), ridge=ridge,
-                        n_lams=n_lams, max_groups=max_groups or None, tol=tol, holdout=holdout,
-                        standardize=standardize, seed=seed)
+                        count=cast(Any, count), ridge=ridge, n_lams=n_lams, tol=tol, seed=seed,
+                        max_groups=max_groups or None, holdout=holdout, standardize=standardize)
     fitted = _fit(data, settings, as_json, user=user, target=target, features=features, drop=drop,
                   separator=separator, task=task, folder=out, resume=resume, overwrite=overwrite)
     if as_json:
@@ -83,7 +101,7 @@ def show(fitted: Fit, out: Path) -> None:
     if len(sizes) == users.n_users > 1:
         say(title[0].upper() + title[1:] + ": each has a model of its own.")
     else:
-        _show_groups(fitted, Table(title=title), out)
+        _show_groups(fitted, title, out)
     say(f"Why            {fitted.why}")
     if fitted.scores is not None:
         say(f"Held out       {fitted.scores}")
@@ -95,11 +113,11 @@ def show(fitted: Fit, out: Path) -> None:
     say(f"Results        {out}; open {out / 'report.html'} to look at them")
 
 
-def _show_groups(fitted: Fit, table: Table, out: Path) -> None:
+def _show_groups(fitted: Fit, title: str, out: Path) -> None:
     """Print the largest groups."""
     users, sizes = fitted.solution.problem.users, np.bincount(fitted.labels)
-    for heading in ("group", f"{fitted.noun}s", "rows", "among them"):
-        table.add_column(heading, justify="left" if heading == "among them" else "right")
+    numbers = ("group", f"{fitted.noun}s", "rows")
+    table = grid(title, (*numbers, "among them"), right=numbers)
     for k in np.argsort(-sizes, kind="stable")[:20]:
         members = np.flatnonzero(fitted.labels == k)
         names = (", ".join(str(users.names[i]) for i in members[:4])
@@ -131,7 +149,7 @@ def _progress_bars(silent: bool) -> Iterator[FitProgress | None]:
 
 
 @app.command("path")
-def run_path(source: Annotated[Path, typer.Argument(help="A table, or the folder of a run.")],
+def run_path(source: _Source,
              user: options.User = "", target: options.Target = "", features: options.Features = "",
              drop: options.Drop = "", separator: options.Separator = "",
              task: options.TaskName = "auto", loss: options.LossName = _DEFAULTS.loss,
@@ -163,9 +181,7 @@ def run_path(source: Annotated[Path, typer.Argument(help="A table, or the folder
     if as_json:
         print(json.dumps(rows, indent=1))
         raise typer.Exit(code)
-    table = Table(title=f"{len(run.names)} users along lam")
-    for heading in rows[0]:
-        table.add_column(heading, justify="right", no_wrap=heading in ("lam", "gap"))
+    table = grid(f"{len(run.names)} users along lam", rows[0], right=rows[0], fixed=("lam", "gap"))
     for row in rows:
         table.add_row(*map(_format, row.values()), style="bold" if row["lam"] == run.lam else "")
     console.print(table)
@@ -177,3 +193,122 @@ def _format(value: Any) -> str:
     if not isinstance(value, float):
         return "" if value is None else str(value)
     return f"{value:.5g}" if value > 1e-5 or not value else f"{value:.0e}"
+
+
+@app.command("predict")
+def run_predict(
+    run: options.RunFolder, table: _New, out: _Predictions = Path("predictions.csv"),
+    separator: options.Separator = "", only_predictions: _Only = False,
+    quiet: options.Quiet = False, as_json: options.Json = False) -> None:
+    """Predict every row of a table by the model of the row's user.
+
+    RUN is the folder of a run of `coterie fit` or `coterie federate`, TABLE a table with the
+    columns that were learned from. At a node of a federation RUN may be the folder in which the
+    node keeps its users' models. The output has the table's columns and the predictions. Where the
+    table has the target, the predictions are scored. Unknown users get the pooled model, and a 0 in
+    the column `known`. Where every row was a separate user, rows of another table get the nearest
+    cluster.
+
+    Example: coterie predict run new.csv --out predictions.csv
+    """
+    # 1. What predicts: a run, or the models that a node keeps.
+    complete = (run / "run.json").exists() or not holds_models(run)
+    fitted: PredictsRows = runs.load_run(run) if complete else load_models(run)
+    if out.suffix not in ("", ".csv", ".txt", ".parquet", ".pq"):
+        raise InvalidInput(f"predictions cannot be written as {out.suffix}",
+                           remedy="Name a .csv or .parquet file")
+    if is_input(out) and as_json:
+        raise InvalidInput("the predictions and --json both go to standard output",
+                           remedy="Name a file with --out")
+    if not is_input(table) and out.resolve() == table.resolve():
+        raise InvalidInput(f"{out} is the table itself", remedy="Name another file with --out")
+    # 2. The predictions, written.
+    predicted = fitted.predict_table(table, separator=separator)
+    frame = to_frame(predicted.columns) if only_predictions else predicted.joined()
+    printer = error if is_input(out) else console
+    if is_input(out):
+        sys.stdout.write(runs.table(frame.columns, frame.iter_rows()).decode())
+    elif out.suffix in (".parquet", ".pq"):
+        write_parquet(frame, out)
+    else:
+        write_atomically(out, runs.table(frame.columns, frame.iter_rows()))
+    # 3. What is said of them.
+    names, scores = predicted.columns["user"], predicted.scores
+    users = set(names) - {None}
+    unknown = len(users & {name for name, known in zip(names, predicted.columns["known"],
+                                                       strict=True) if not known})
+    if as_json:
+        scored = {} if scores is None else {
+            "metric": scores.metric, "score": scores.mean, "scored_rows": scores.n_rows,
+            "rows_of_the_fit": scores.seen,
+            "score_of_users": {str(name): score for name, score in scores.users.items()}}
+        print(json.dumps({"rows": len(names), "users": len(users), "unknown_users": unknown,
+                          "out": str(out), **scored}))
+        return
+    if quiet:
+        return
+    where = "on standard output" if is_input(out) else f"in {out}"
+    recipe = getattr(fitted, "recipe", None)
+    say(_describe_predictions(len(names), len(users), unknown, where,
+                              by_row=recipe is not None and recipe.user is None), to=printer)
+    if scores is not None:
+        say(scores, to=printer)
+
+
+def _describe_predictions(n_rows: int, n_users: int, unknown: int, where: str, by_row: bool) -> str:
+    """How many predictions there are and for whom, and which model unknown users get."""
+    noun, model = ("point", "model of the nearest group") if by_row else ("user", "pooled model")
+    lines = [f"{many(n_rows, 'prediction')} for {many(n_users, noun)} {where}."]
+    if unknown:
+        verb, subject = ("is", "it gets") if unknown == 1 else ("are", "they get")
+        lines.append(f"{unknown:,} of these {noun}s {verb} not in the run: {subject} the {model}.")
+    return "\n".join(lines)
+
+
+@app.command("certify")
+def run_certify(run: options.RunFolder, data: _Rows = None, threads: options.Threads = None,
+                quiet: options.Quiet = False, as_json: options.Json = False) -> None:
+    """Certify the models of a run again, from its table.
+
+    RUN is the folder of a run of `coterie fit`, DATA its table (by default the file of the run).
+    The problem is built again from the table, the run's settings and its weights; a lower bound on
+    its optimum is computed independently of the values stored in the run.
+
+    Example: coterie certify run data.csv
+    """
+    saved = runs.load_run(run)
+    proof, claims = saved.certify(data), saved.info
+    if as_json:
+        print(json.dumps(json_ready({
+            "certified": proof.certified, "gap": proof.relative_gap, "n_clusters": proof.n_clusters,
+            "objective": proof.objective, "bound": proof.bound, "same_data": proof.same_data,
+            "same_claims": proof.same_claims, "same_models": proof.same_models,
+            "claimed_gap": claims["gap"]})))
+    else:
+        if proof.same_data is False:
+            say("This file differs from the file of the run.", style="yellow")
+        if not proof.same_claims:
+            say("The groups differ from those in run.json and models.csv: run.json claims "
+                f"{many(claims['n_clusters'], 'group')} at lam = {claims['lam']:g}.",
+                style="yellow")
+        if not proof.same_models:
+            say("The models in models.csv are not those of these groups.", style="yellow")
+        found = groups_of(proof.n_clusters, len(saved.names), "among")
+        say(f"{found[0].upper()}{found[1:]} at lam = {saved.lam:g}: {proof}.")
+        what = " for the released statistics" if "privacy" in claims else ""
+        say(f"Certified: no other models are better{what} by more than the tolerance."
+            if proof.certified else "Not certified to the tolerance of the run.")
+    if not proof.holds:
+        raise typer.Exit(1)
+
+
+@app.command("report")
+def run_report(run: _Run, out: _Page = None, title: _Title = "") -> None:
+    """Write the report of a run again, with another title or to another file.
+
+    RUN is the folder of a run.
+
+    Example: coterie report run --title "Twelve hospitals" --out hospitals.html
+    """
+    page = runs.load_run(run).report(out, title=title)
+    say(f"{page}: open it in a browser; it needs no network.")

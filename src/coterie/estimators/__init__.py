@@ -7,11 +7,7 @@ of points.
 """
 
 from coterie.estimators.clustering import ConvexClustering
-from coterie.estimators.personalized import (
-    EVERYONE,
-    PersonalizedClassifier,
-    PersonalizedRegressor,
-)
+from coterie.estimators.personalized import EVERYONE, PersonalizedClassifier, PersonalizedRegressor
 from coterie.estimators.shared import EstimatorConvergenceWarning
 
 __all__ = ["EVERYONE", "ConvexClustering", "EstimatorConvergenceWarning", "PersonalizedClassifier",

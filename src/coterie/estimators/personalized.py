@@ -187,16 +187,16 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
                           f"{GIVE_USERS}.", CoterieWarning, stacklevel=4)
         elif scored_without_users():
             raise InvalidInput("users are given to fit, but no users are given to score: the "
-                               "models of this "
-                               "cross-validation cannot be scored", remedy=GIVE_USERS)
+                               "models of this cross-validation cannot be scored",
+                               remedy=GIVE_USERS)
 
     def _group_rows(self, users: Any, n_rows: int, predicting: bool = False) -> Rows:
         """The owner of each row; without users all rows are those of one user, unless a fit knows
         several.
         """
         several = hasattr(self, "users_") and list(self.users_) != [EVERYONE]
-        if users is None and (self.no_users == "error" or (self.no_users == "auto" and several
-                                                           and predicting)):
+        needed = self.no_users == "error" or (self.no_users == "auto" and several and predicting)
+        if users is None and needed:
             raise InvalidInput("no users are given, and every model belongs to a user",
                                remedy=GIVE_USERS)
         rows = group([EVERYONE] * n_rows if users is None else users)
@@ -210,15 +210,14 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         X, users = self._split_owners(X, users)
         X = validate_data(self, X, reset=False, dtype=np.float64)
-        rows, names = self._group_rows(users, len(X),
-                                       predicting=True), [*self.users_, *self.newcomers_]
+        rows = self._group_rows(users, len(X), predicting=True)
+        names = [*self.users_, *self.newcomers_]
         known = np.vstack([self.fit_.models, *self.newcomers_.values()])
         models, index = models_by_name(rows.names, names, known, self.fit_.together)
         unknown = [] if users is None else [rows.names[i] for i in np.flatnonzero(index < 0)]
         if unknown:
             texts = {str(name): name for name in names}
-            twin = next((name for name in unknown if str(name) in texts), None)
-            if twin is not None:
+            for twin in (name for name in unknown if str(name) in texts):
                 raise InvalidInput(f"there is no user {show(twin)}, but there is "
                                    f"{show(texts[str(twin)])}",
                                    remedy="Give names of the type that fit was given")
@@ -562,8 +561,8 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         >>> round(model.score(X, y, users=shops), 3)
         1.0
         """
-        explained = (explained_deviance if self.fit_.settings.task == "counts"
-                     else explained_variance)
+        counts = self.fit_.settings.task == "counts"
+        explained = explained_deviance if counts else explained_variance
         return explained(y, self.predict(X, users), sample_weight)
 
     def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Array, Array]:

@@ -49,6 +49,8 @@ from coterie.data.users import Moments, Users
 from coterie.data.validation import show
 
 Words = npt.NDArray[np.uint64]
+#: What a user has answered to a question: bounds, a digest of the numbers, one or two sets.
+_Answered = tuple[tuple[float, ...], bytes, tuple[frozenset[str], ...]]
 #: The smallest set of users of which a sum, or a difference of two sums, may be known.
 LEAST = 3
 _PURPOSE = b"coterie pairwise mask, version 1"
@@ -87,9 +89,8 @@ class SumQuestion:
     def __post_init__(self) -> None:
         if not self.bounds or not all(0 < bound < np.inf for bound in self.bounds):
             raise InvalidInput("a masked sum needs positive, finite bounds, got "
-                               f"{show(*self.bounds)}",
-                               remedy="Give the largest absolute value that a number of a user can "
-                                      "have")
+                               f"{show(*self.bounds)}", remedy="Give the largest absolute value "
+                                                               "that a number of a user can have")
 
     def exponents(self, n_users: int) -> Ints:
         """(n_numbers,) the k for which numbers are rounded to multiples of 2^-k: n_users bound 2^k
@@ -108,8 +109,7 @@ class SumQuestion:
     def context(self, keys: Mapping[str, bytes]) -> bytes:
         """A digest of the question and of who takes part, by which masks differ."""
         parts = [self.run, self.round, self.kind, [float(bound).hex() for bound in self.bounds],
-                 self.about.hex(),
-                 [[name, keys[name].hex()] for name in sorted(keys)]]
+                 self.about.hex(), [[name, keys[name].hex()] for name in sorted(keys)]]
         return hashlib.sha256(json.dumps(parts).encode()).digest()
 
 
@@ -227,13 +227,12 @@ class Member:
         """
         self._check(keys)
         digest = hashlib.sha256(np.asarray(values, dtype="<f8").tobytes()).digest()
-        before = self._answered.get((question.kind, question.about))
-        now = _Answered(question.bounds, digest, (frozenset(keys),)) if before is None else \
-            before.with_set(question.bounds, digest, frozenset(keys))
-        secrets = {other: self._secret(question.run, key) for other,
-                   key in keys.items() if other != self.name}
+        place = question.kind, question.about
+        answered = _add_set(self._answered.get(place), question.bounds, digest, frozenset(keys))
+        secrets = {other: self._secret(question.run, key)
+                   for other, key in keys.items() if other != self.name}
         # Before anything is known of the numbers.
-        self._answered[question.kind, question.about] = now
+        self._answered[place] = answered
         if not self._fixed:
             self._keys.update(keys)
         words = encode_numbers(question, values, len(keys))
@@ -267,34 +266,29 @@ class Member:
         return bytes(derivation.HKDF(hashes.SHA256(), 32, salt=_PURPOSE, info=info).derive(shared))
 
 
-@dataclass(frozen=True)
-class _Answered:
-    """What a user has answered to a question."""
+def _add_set(before: _Answered | None, bounds: tuple[float, ...], digest: bytes,
+             names: frozenset[str]) -> _Answered:
+    """What a user has answered with one more set, if that is allowed.
 
-    bounds: tuple[float, ...]
-    digest: bytes  # of its numbers
-    sets: tuple[frozenset[str], ...]  # one or two
-
-    def with_set(self, bounds: tuple[float, ...], digest: bytes,
-                 names: frozenset[str]) -> _Answered:
-        """The same with one more set, if that is allowed.
-
-        Raises
-        ------
-        Refused : it is not.
-        """
-        if bounds != self.bounds:  # or refusals would tell how large the numbers are
-            raise Refused("the question was answered with other bounds")
-        # Or the difference of two sums would be that of one user's numbers.
-        if digest != self.digest:
-            raise Refused("the numbers have changed since the question was answered")
-        if names in self.sets:
-            return self
-        if len(self.sets) > 1 or not may_follow(self.sets[0], names):
-            raise Refused("the question was answered for other users; the difference of the two "
-                          "sums says too much",
-                          remedy=f"Leave out {LEAST} users or more, once, and fewer than half")
-        return _Answered(bounds, digest, (*self.sets, names))
+    Raises
+    ------
+    Refused : it is not.
+    """
+    if before is None:
+        return bounds, digest, (names,)
+    if bounds != before[0]:  # or refusals would tell how large the numbers are
+        raise Refused("the question was answered with other bounds")
+    # Or the difference of two sums would be that of one user's numbers.
+    if digest != before[1]:
+        raise Refused("the numbers have changed since the question was answered")
+    sets = before[2]
+    if names in sets:
+        return before
+    if len(sets) > 1 or not may_follow(sets[0], names):
+        raise Refused("the question was answered for other users; the difference of the two sums "
+                      "says too much",
+                      remedy=f"Leave out {LEAST} users or more, once, and fewer than half")
+    return bounds, digest, (*sets, names)
 
 
 def may_follow(first: Collection[str], second: Collection[str]) -> bool:
@@ -306,8 +300,8 @@ def may_follow(first: Collection[str], second: Collection[str]) -> bool:
     [True, False, False]
     """
     before, after = set(first), set(second)
-    return after < before and len(before - after) >= LEAST and len(after) > max(len(before) / 2,
-        LEAST - 1)
+    least = max(len(before) / 2, LEAST - 1)
+    return after < before and len(before - after) >= LEAST and len(after) > least
 
 
 def without(names: Collection[str], lost: Collection[str]) -> list[str]:
@@ -327,9 +321,8 @@ def without(names: Collection[str], lost: Collection[str]) -> list[str]:
     kept = left[:min(len(left), len(set(names)) - LEAST)]
     if not may_follow(names, kept):
         raise Refused(f"{len(set(lost))} of {len(set(names))} users did not answer "
-                      f"({show(*sorted(lost))}), and a sum "
-                      "over the others would say too much of them", remedy="Ask the same users "
-                          "again")
+                      f"({show(*sorted(lost))}), and a sum over the others would say too much of "
+                      "them", remedy="Ask the same users again")
     return kept
 
 
@@ -365,8 +358,7 @@ def total(question: SumQuestion, keys: Mapping[str, bytes], replies: Mapping[str
 
 
 def masked_moments(users: Users, low: npt.ArrayLike, high: npt.ArrayLike, max_rows: int, *,
-                   run: str = "moments",
-                   absent: Collection[str] = ()) -> Moments:
+                   run: str = "moments", absent: Collection[str] = ()) -> Moments:
     """Moments of the rows of all users together, for `Standardizer.from_moments`; of a user alone,
     nobody sees any.
 

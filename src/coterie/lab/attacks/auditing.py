@@ -20,25 +20,11 @@ from coterie.convex.choice import roc_auc
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.federated.private.policy import Privacy, mu_of
-from coterie.lab.attacks.inference import (
-    LabelledRows,
-    Scores,
-    guess_attribute,
-    membership_auc,
-    scores_of,
-)
+from coterie.lab.attacks import inference
+from coterie.lab.attacks.inference import LabelledRows, Scores, scores_of
 from coterie.lab.attacks.poison import influence
-from coterie.lab.attacks.reconstruction import match_rows, rebuild_rows, rows_from_sums
 from coterie.lab.attacks.releases import EpsilonBound, release_bound, simulate_release
-from coterie.lab.attacks.simulation import (
-    SIMULATIONS,
-    Drawn,
-    Plan,
-    Simulation,
-    Trace,
-    draw_rows,
-    loss_for,
-)
+from coterie.lab.attacks.simulation import SIMULATIONS, Drawn, Plan, Trace, draw_rows, loss_for
 from coterie.losses import LinearLoss
 
 ALGORITHMS = ("newton", "splitting", "pdmm", "fit", "weights")
@@ -139,10 +125,9 @@ class Audit:
 
     def __str__(self) -> str:
         lines = [f"{one.algorithm}, {one.rows} rows: " + (one.note or (
-                     f"rows rebuilt of {one.exact_users:.0%} of the users, membership "
-                     f"{one.membership:.2f}, attribute {one.attribute:.2f} "
-                     f"({one.attribute_public:.2f} without messages)"))
-                 for one in self.findings]
+            f"rows rebuilt of {one.exact_users:.0%} of the users, membership {one.membership:.2f}, "
+            f"attribute {one.attribute:.2f} ({one.attribute_public:.2f} without messages)"))
+            for one in self.findings]
         if self.bound is not None:
             lines.append(f"epsilon is at least {self.bound.epsilon:.2f}, claimed: "
                          f"{self.claimed:g}, which allows membership {self.allowed:.2f}.")
@@ -189,18 +174,18 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
     algorithms, counts = list(algorithms), [int(count) for count in rows]
     if "release" in algorithms and privacy is None:
         raise InvalidInput("a release needs a budget", remedy="Give --epsilon and --delta")
-    simulations = {name: SIMULATIONS.get(name) for name in algorithms if name != "release"}
-    for name, simulate in simulations.items():
-        if simulate is None:
+    for name in algorithms:
+        if name != "release" and name not in SIMULATIONS:
             raise InvalidInput(f"unknown algorithm {name!r}",
                                remedy=f"Choose from: {', '.join(SIMULATIONS)}")
+    simulations = {name: SIMULATIONS[name] for name in algorithms if name != "release"}
     if not counts or min(counts) < 1:
         raise InvalidInput(f"rows must be numbers of at least 1, got {counts}",
                            remedy="Use for example 1,5,10")
     # 2. Take some users, and find out who has enough rows.
     if users.n_users > max_users:
-        some = np.random.default_rng(seed).choice(users.n_users, max_users, replace=False)
-        users = users.take(np.sort(some))
+        rng = np.random.default_rng(seed)
+        users = users.take(np.sort(rng.choice(users.n_users, max_users, replace=False)))
     plan = Plan(loss=chosen, lam=lam, held_out=held_out, seed=seed, privacy=privacy)
     if privacy is not None:
         simulations |= {"release": simulate_release(True),
@@ -215,7 +200,6 @@ def audit(users: Users, loss: LinearLoss | str = "auto", *, algorithms: Iterable
         for name, simulate in simulations.items():
             if progress is not None:
                 progress(f"{name}, {count} rows per user")
-            assert simulate is not None
             findings.append(_attack(simulate, name, data, plan, count))
     data = draw_rows(users, possible[-1], seed)
     return Audit(findings=tuple(findings), n_features=users.n_features, loss=type(chosen).__name__,
@@ -240,11 +224,12 @@ def _largest_move(users: Users, plan: Plan) -> float:
     return float(np.nanmax(moved)) if len(moved) > 1 else np.nan
 
 
-def _attack(simulate: Simulation, name: str, data: Drawn, plan: Plan, rows: int) -> Finding:
+def _attack(simulate: Callable[[Drawn, Plan], Trace], name: str, data: Drawn, plan: Plan,
+            rows: int) -> Finding:
     """All attacks on what crosses in a run, compared with the truth."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CoterieWarning)  # few rows make odd problems
+        # Few rows make odd problems.
+        with warnings.catch_warnings(action="ignore", category=CoterieWarning):
             trace = simulate(data, plan)
     except CoterieError as error:
         return Finding(algorithm=name, rows=rows, note=str(error))
@@ -260,14 +245,13 @@ def _attack(simulate: Simulation, name: str, data: Drawn, plan: Plan, rows: int)
     # 3. Guess the first column of the features from the others.
     attribute, public = _attribute(scores, members, trace.public)
     with np.errstate(invalid="ignore"):
-        return Finding(
-            algorithm=name, rows=rows, n_users=n, n_rounds=trace.n_rounds,
-            hessians=max(len(evidence[0].hessians) for evidence, _ in trace.parts),
-            exact_users=float(np.mean([hit.any() for hit in hits])),
-            exact_rows=float(np.mean([hit.mean() for hit in hits])),
-            membership=float(np.nanmean(best)),
-            membership_error=float(np.nanstd(best) / np.sqrt(len(best))),
-            attribute=attribute, attribute_public=public)
+        return Finding(algorithm=name, rows=rows, n_users=n, n_rounds=trace.n_rounds,
+                       hessians=max(len(evidence[0].hessians) for evidence, _ in trace.parts),
+                       exact_users=float(np.mean([hit.any() for hit in hits])),
+                       exact_rows=float(np.mean([hit.mean() for hit in hits])),
+                       membership=float(np.nanmean(best)),
+                       membership_error=float(np.nanstd(best) / np.sqrt(len(best))),
+                       attribute=attribute, attribute_public=public)
 
 
 def _rebuild(trace: Trace, user: int) -> tuple[Flags, Array]:
@@ -275,17 +259,17 @@ def _rebuild(trace: Trace, user: int) -> tuple[Flags, Array]:
     first part.
     """
     table = trace.table[user]
-    hit, first = np.zeros(len(table.targets), dtype=bool), np.empty((0, 0))
-    for k, (evidence, members) in enumerate(trace.parts):
-        candidates = rebuild_rows(evidence[user], trace.loss, user)
-        first = candidates if k == 0 else first
+    hit = np.zeros(len(table.targets), dtype=bool)
+    rebuilt = [inference.rebuild_rows(evidence[user], trace.loss, user)
+               for evidence, _ in trace.parts]
+    for rows, (_, members) in zip(rebuilt, trace.parts, strict=True):
         # Rows of a part are not in the order of all rows; only their number counts.
-        hit[:match_rows(candidates, members[user].features).sum()] = True
-    sums = rows_from_sums(trace.parts[0][0][user])
+        hit[:inference.match_rows(rows, members[user].features).sum()] = True
+    sums = inference.rows_from_sums(trace.parts[0][0][user])
     if len(sums):
         wide = sums.shape[1] > table.features.shape[1]
-        hit[:match_rows(sums, table.joined() if wide else table.features).sum()] = True
-    return hit, first
+        hit[:inference.match_rows(sums, table.joined() if wide else table.features).sum()] = True
+    return hit, rebuilt[0]
 
 
 def _kinds(scores: list[Scores]) -> list[str]:
@@ -301,7 +285,7 @@ def _membership(kind: str, scores: list[Scores], members: list[LabelledRows],
     for user, own in enumerate(scores):
         score = own.get(kind) or own.get("tracing") or own.get("leverage")
         if score is not None and len(others[user].targets):
-            areas[user] = membership_auc(score, members[user], others[user])
+            areas[user] = inference.membership_auc(score, members[user], others[user])
     return areas
 
 
@@ -318,10 +302,10 @@ def _attribute(scores: list[Scores], members: list[LabelledRows],
     for kind in _kinds(scores):
         guesses = []
         for own, rows in zip(scores, members, strict=True):
-            name = kind if kind in own else "tracing" if "tracing" in own else next(iter(own), "")
+            name = next((name for name in (kind, "tracing", *own) if name in own), "")
             score = own.get(name, lambda rows: np.zeros(len(rows.targets)))
-            guesses.append(guess_attribute(score, rows, 0, public,
-                                           likelihood=name in ("tracing", "")))
+            guesses.append(inference.guess_attribute(score, rows, 0, public,
+                                                     likelihood=name in ("tracing", "")))
         prior, informed = (np.concatenate(part) for part in zip(*guesses, strict=True))
         alone = roc_auc(larger, prior)
         best = np.nanmax([best, roc_auc(larger, informed)])

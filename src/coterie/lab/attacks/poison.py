@@ -118,6 +118,5 @@ def _run(problem: Problem, liar: int, slope: Array) -> Solution:
     settings = FederationSettings(lam=problem.lam, algorithm=Newton(), tol=1e-9)
     runtime = PoisonedRuntime(Data(problem.loss, problem.samples), liar, slope)
     federation = settings.federation(problem.users, problem.loss, problem.graph)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", CoterieWarning)
+    with warnings.catch_warnings(action="ignore", category=CoterieWarning):
         return run_federation(federation, settings, runtime, problem=problem)

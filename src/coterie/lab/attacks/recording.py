@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,8 @@ from coterie.federated.algorithms.base import Replies
 from coterie.federated.protocol.messages import Batch, Fields, square
 from coterie.losses.affine import AffineLoss
 
-
-class Exchange(NamedTuple):
-    """One round: what was asked, and what was answered."""
-
-    queries: Batch
-    replies: Batch
+#: One round: what was asked, and what was answered.
+Exchange = tuple[Batch, Batch]
 
 
 class Recorder:
@@ -51,7 +47,7 @@ class Recorder:
     def exchange(self, queries: Batch) -> Replies:
         """Ask, wait as long as a round lasts, and keep both."""
         replies: Replies = self.runtime.exchange(queries)
-        self.exchanges += [Exchange(queries, batch) for batch in replies.batches if len(batch)]
+        self.exchanges += [(queries, batch) for batch in replies.batches if len(batch)]
         return replies
 
 
@@ -95,9 +91,9 @@ class Evidence:
     sums: list[Sums] = field(default_factory=list)
     released: Any = None
 
-    def add(self, point: Array, gradient: Array | None, hessian: Array | None) -> None:
+    def add(self, point: Array, gradient: Array, hessian: Array | None) -> None:
         """Add what is known at a point, unless it is known already."""
-        if gradient is not None and not any(np.array_equal(point, old) for old in self.points):
+        if not any(np.array_equal(point, old) for old in self.points):
             self.points.append(point)
             self.gradients.append(gradient)
         if hessian is not None and not any(np.array_equal(point, old) for old in self.curved):
@@ -107,7 +103,7 @@ class Evidence:
 
 #: The part of a user's rows, and its loss there: a point, the gradient and the Hessian, as far as
 #: a reply says them.
-Seen = tuple[int, Array, Array | None, Array | None]
+Seen = tuple[int, Array, Array, Array | None]
 
 
 def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
@@ -133,8 +129,7 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
             for of, point, gradient, hessian in _read(replies.kind, query, reply.arrays, n_parts):
                 if of == part:
                     ridge = loss.ridge * loss.shrunk(len(point)) * (replies.kind != "summary")
-                    gathered[user].add(point,
-                                       None if gradient is None else gradient - ridge * point,
+                    gathered[user].add(point, gradient - ridge * point,
                                        None if hessian is None else hessian - np.diag(ridge))
     return gathered
 
@@ -154,8 +149,15 @@ def _read(kind: str, query: Fields, reply: Fields, n_parts: int) -> Iterator[See
     elif kind == "train":
         start, steps = query["model"], max(int(query["steps"]), 1)
         yield 0, start, (start - reply["point"]) / (steps * float(query["rate"])), None
-    elif kind in ("summary", "around"):
-        yield from _read_fit(kind, reply, n_parts)
+    elif kind == "summary":  # of the rows that are not held out first, and without a ridge
+        hessians = square(reply["hessian"], len(reply["point"]))
+        for k, gradient in enumerate(reply["gradient"]):
+            yield n_parts - 1 - k, reply["point"], gradient, hessians[k]
+    elif kind == "around":
+        for part, (models, gradients) in enumerate(zip(reply["model"], reply["gradient"],
+                                                       strict=True)):
+            for model, gradient in zip(models, gradients, strict=True):
+                yield part, model, gradient, None
 
 
 def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:
@@ -171,26 +173,14 @@ def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:
     return point, reply["gradient"], matrix
 
 
-def _read_fit(kind: str, reply: Fields, n_parts: int) -> Iterator[Seen]:
-    """Replies to the questions of a fit; those about summaries have no ridge."""
-    gradients = reply["gradient"]
-    if kind == "summary":  # of the rows that are not held out first
-        hessians = square(reply["hessian"], len(reply["point"]))
-        for k in range(len(gradients)):
-            yield n_parts - 1 - k, reply["point"], gradients[k], hessians[k]
-        return
-    for part in range(len(gradients)):
-        for model, gradient in zip(reply["model"][part], gradients[part], strict=True):
-            yield part, model, gradient, None
-
-
 def _read_sums(reply: Fields, full: bool) -> list[Sums]:
     """Sums of the rows that are named, and of those that are in the first part but not in the
     second.
     """
     counts, means = reply["count"], reply["means"]
-    said = [Sums(int(count), mean, square(reply["scatter"][j][None], len(mean))[0] if full
-                 else None) for j, (count, mean) in enumerate(zip(counts, means, strict=True))]
+    scatters = [square(scatter[None], means.shape[1])[0] for scatter in reply["scatter"]] \
+        if full else [None] * len(counts)
+    said = [Sums(int(count), *rest) for count, *rest in zip(counts, means, scatters, strict=True)]
     # All rows less those not held out.
     if not full and len(counts) > 1 and counts[0] > counts[1]:
         left = int(counts[0] - counts[1])

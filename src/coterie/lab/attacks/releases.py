@@ -186,6 +186,8 @@ def epsilon_lower_bound(release: Callable[[Any, np.random.Generator], Array], da
     >>> 3.0 < bound.epsilon < epsilon_of(1.0, 1e-5) < 4.5
     True
     """
+    from scipy.stats import binomtest, norm
+
     check(1.0, delta)
     if draws < 40 or not 0.5 < confidence < 1:
         raise InvalidInput("at least 40 draws and a confidence in (0.5, 1) are needed, got "
@@ -196,34 +198,22 @@ def epsilon_lower_bound(release: Callable[[Any, np.random.Generator], Array], da
     # 1. How to tell them apart, by the first half.
     half = draws // 2
     first, second = (part[:half] for part in samples)
-    change = second.mean(axis=0) - first.mean(axis=0) if direction is None \
-        else np.asarray(direction).ravel()
+    change = (second.mean(axis=0) - first.mean(axis=0) if direction is None
+              else np.asarray(direction).ravel())
     scale = np.concatenate([part - part.mean(axis=0) for part in (first, second)]).std(axis=0)
     change = change / np.where(scale > 0, scale, 1e-12) ** 2
-    if float((second @ change).mean()) < float((first @ change).mean()):
-        change = -change
-    threshold = 0.5 * (float((first @ change).mean()) + float((second @ change).mean()))
-    # 2. How often that fails, by the second half.
+    low, high = float((first @ change).mean()), float((second @ change).mean())
+    if high < low:
+        change, low, high = -change, -low, -high
+    threshold = 0.5 * (low + high)
+    # 2. How often that fails, by the second half: the upper ends of Clopper-Pearson intervals,
+    # which hold together with this confidence.
     alarms, caught = (int((part[half:] @ change > threshold).sum()) for part in samples)
     n = draws - half
-    alpha, beta = _upper(alarms, n, confidence), _upper(n - caught, n, confidence)
-    return _bounds(alpha, beta, delta, draws, confidence)
-
-
-def _bounds(alpha: float, beta: float, delta: float, draws: int, confidence: float) -> EpsilonBound:
-    from scipy.stats import norm
-
+    alpha, beta = (float(binomtest(count, n).proportion_ci(confidence).high)
+                   for count in (alarms, n - caught))
     mu = max(float(norm.isf(alpha) - norm.ppf(beta)), 0.0) if max(alpha, beta) < 1 else 0.0
     general = max((math.log((1 - delta - b) / a)
                    for a, b in ((alpha, beta), (beta, alpha)) if b < 1 - delta), default=0.0)
     return EpsilonBound(epsilon_of(mu, delta) if mu > 0 else 0.0, max(general, 0.0), mu, delta,
                         draws, confidence)
-
-
-def _upper(count: int, n: int, confidence: float) -> float:
-    """The upper end of the Clopper-Pearson interval of a share; two of them hold together with this
-    confidence.
-    """
-    from scipy.stats import beta
-
-    return 1.0 if count >= n else float(beta.ppf(1 - (1 - confidence) / 2, count + 1, n - count))

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.base.errors import Incompatible, InvalidInput
-from coterie.base.types import Ints
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
 from coterie.federated.algorithms import ALGORITHMS
@@ -94,28 +93,24 @@ def draw_rows(users: Users, rows: int, seed: int) -> Drawn:
         raise InvalidInput(f"only {len(chosen)} user(s) have at least {rows + 2} rows: {rows} to "
                            "take part and two more to compare them with",
                            remedy="Give fewer --rows")
-    parts: list[list[Ints]] = [[], [], []]
-    for user in chosen:
-        order = users.offsets[user] + rng.permutation(int(users.counts[user]))
-        left = order[rows:rows + spare]
-        for part, taken in zip(parts, (order[:rows], left[0::2], left[1::2]), strict=True):
-            part.append(taken)
+    orders = [users.offsets[user] + rng.permutation(int(users.counts[user])) for user in chosen]
     names = np.array([users.names[user] for user in chosen], dtype=object)
 
-    def take(part: list[Ints]) -> Users:
-        index = np.concatenate(part)
-        owner = np.repeat(np.arange(len(part)), [len(taken) for taken in part])
+    def take(which: slice) -> Users:
+        part = [order[which] for order in orders]
+        index, owner = np.concatenate(part), np.repeat(np.arange(len(part)), list(map(len, part)))
         return Users.from_arrays(users.features[index],
                                  None if users.targets is None else users.targets[index],
                                  names[owner], feature_names=users.feature_names)
 
-    return Drawn(*map(take, parts))
+    return Drawn(take(slice(rows)), take(slice(rows, rows + spare, 2)),
+                 take(slice(rows + 1, rows + spare, 2)))
 
 
 def rows_of(users: Users) -> LabelledRows:
     """The rows of users, one after the other."""
-    return LabelledRows(users.features, np.zeros(users.n_samples) if users.targets is None
-                        else users.targets)
+    none = np.zeros(users.n_samples)
+    return LabelledRows(users.features, none if users.targets is None else users.targets)
 
 
 def split_rows(users: Users, names: tuple[Any, ...]) -> list[LabelledRows]:
@@ -160,7 +155,7 @@ def simulate_weights(data: Drawn, plan: Plan) -> Trace:
     scale, users = _standardise(data)
     queries = Batch("local", 0, np.arange(users.n_users), shared={"ridge": np.array(1e-3)})
     replies = answer_all(Data.of(users, plan.loss), queries)
-    return _trace(data, users, scale, plan.loss, [Exchange(queries, replies)], 1)
+    return _trace(data, users, scale, plan.loss, [(queries, replies)], 1)
 
 
 def simulate_active(data: Drawn, plan: Plan) -> Trace:
@@ -168,12 +163,12 @@ def simulate_active(data: Drawn, plan: Plan) -> Trace:
     """
     (scale, users), rng = _standardise(data), np.random.default_rng(plan.seed)
     private, n, dim = Data.of(users, plan.loss), users.n_users, users.n_features + 1
-    exchanges = []
+    exchanges = list[Exchange]()
     for turn, size in enumerate(np.linspace(0.0, _FAR, _CHOSEN)):
         point = size * rng.standard_normal(dim) / np.sqrt(dim)
         queries = Batch("expand", turn, np.arange(n), {"model": np.tile(point, (n, 1))},
                         shared={"rank": np.array(-1)})
-        exchanges.append(Exchange(queries, answer_all(private, queries)))
+        exchanges.append((queries, answer_all(private, queries)))
     return _trace(data, users, scale, plan.loss, exchanges, _CHOSEN)
 
 
@@ -185,8 +180,7 @@ def simulate_fit(data: Drawn, plan: Plan) -> Trace:
     settings = Settings(task=task, loss=name, ridge=plan.loss.ridge, holdout=plan.held_out,
                         seed=plan.seed)
     recorder = Recorder(LocalNodes([data.members], plan.held_out, plan.seed))
-    agreed = Deployment(loss=name, ridge=plan.loss.ridge, standardize="True",
-                        holdout=plan.held_out)
+    agreed = Deployment(loss=name, ridge=plan.loss.ridge, standardize="True", holdout=plan.held_out)
     fitted = fit_federation(recorder, agreed, settings, FederationSettings(seed=plan.seed))
     private, units = recorder.data, fitted.units
     if private.samples.n_users < data.members.n_users:

@@ -15,8 +15,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from coterie.base.errors import InvalidInput
-from coterie.base.types import Array, Ints
-from coterie.lab.baselines.base import Baseline, BaselineRun, Choices, Fitted, Outcome
+from coterie.base.types import Array
+from coterie.lab.baselines.base import Baseline, BaselineRun, Choices, Outcome
 from coterie.losses import Loss, Samples
 
 _UNCHANGED = 1e-10
@@ -50,21 +50,17 @@ class FedAvgBaseline(Baseline):
     rounds: int = 200
 
     def _fit(self, run: BaselineRun) -> Outcome:
-        model = run.once(self, lambda: self._train(run))
-        return np.repeat(model, run.n_users, axis=0), model, None
-
-    def _train(self, run: BaselineRun) -> Array:
         def train_users(models: Array) -> Array:
             length = self.rate / curvature(run.loss, run.samples, models).max()
             return descend(run.loss, run.samples, models, length, self.steps)
 
-        return average_rounds(run, train_users, self.rounds)
+        model = run.once(self, lambda: average_rounds(run, train_users, self.rounds))
+        return np.repeat(model, run.n_users, axis=0), model, None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuning(Baseline):
-    """The model of FedAvg, then `steps` gradient steps on f_i at every user i; newcomers do the
-    same.
+    """The model of FedAvg, then `steps` gradient steps on f_i at every user i.
 
     Wang et al., 2019, "Federated evaluation of on-device personalization": a few epochs, with tuned
     number and rate.
@@ -89,16 +85,9 @@ class FineTuning(Baseline):
     common: FedAvgBaseline = field(default_factory=FedAvgBaseline)
 
     def _fit(self, run: BaselineRun) -> Outcome:
-        _, common, _ = self.common._fit(run)
-        return self._adapt(run.loss, run.samples, common), common, None
-
-    def _adapt(self, loss: Loss, samples: Samples, common: Array) -> Array:
-        models = np.repeat(common, samples.n_users, axis=0)
-        lengths = self.rate / curvature(loss, samples, models)
-        return descend(loss, samples, models, lengths, self.steps)
-
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints | None]:
-        return self._adapt(fitted.loss, samples, fitted.shared), None
+        models, common, _ = self.common._fit(run)
+        lengths = self.rate / curvature(run.loss, run.samples, models)
+        return descend(run.loss, run.samples, models, lengths, self.steps), common, None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +103,7 @@ class PerFedAvg(Baseline):
         grad F_i(w) = (I - alpha hess f_i(w)) grad f_i(w - alpha grad f_i(w))
 
     with the Hessian itself (variant "hessian"; their HF approximates its product with a vector by
-    differences), or without the first factor ("first_order", their FO). A newcomer takes one step
-    from the common model.
+    differences), or without the first factor ("first_order", their FO).
 
     Traffic: dim numbers down and up per user and round.
 
@@ -160,7 +148,8 @@ class PerFedAvg(Baseline):
             return models
 
         model = average_rounds(run, train_users, self.rounds)
-        return self._adapt(run.loss, run.samples, model, bound), model, None
+        models = np.repeat(model, run.n_users, axis=0)
+        return descend(run.loss, run.samples, models, self.adapt / bound, 1), model, None
 
     def _step(self, loss: Loss, samples: Samples, points: Array, bound: float) -> Array:
         order = 2 if self.variant == "hessian" else 1
@@ -180,16 +169,6 @@ class PerFedAvg(Baseline):
             return loss.values(samples, trial - alpha * loss.gradients(samples, trial))
 
         return points - (backtrack(value_after, value) * step if checked else step)
-
-    def _adapt(self, loss: Loss, samples: Samples, model: Array, bound: float) -> Array:
-        models = np.repeat(model, samples.n_users, axis=0)
-        return descend(loss, samples, models, self.adapt / bound, 1)
-
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints | None]:
-        old = fitted.loss.prepare(fitted.users)
-        models = np.repeat(fitted.shared, old.n_users, axis=0)
-        bound = float(curvature(fitted.loss, old, models).max())
-        return self._adapt(fitted.loss, samples, fitted.shared, bound), None
 
 
 def average_rounds(run: BaselineRun, train_users: Callable[[Array], Array], rounds: int) -> Array:

@@ -27,8 +27,6 @@ from coterie.base.types import Array, Indices, Ints
 from coterie.data.users import Participants, Users
 from coterie.losses import AffineLoss, Evaluation, Loss, Samples
 from coterie.losses.derived import Grouped
-from coterie.problem.newcomers import Joined
-from coterie.problem.solution import predict_rows
 
 #: Largest number of settings that `tune` tries, the same for every method.
 BUDGET = 10
@@ -117,36 +115,23 @@ class Baseline(ABC):
             raise InvalidInput(f"{self.name!r} needs the true clusters, got none",
                                remedy="Give clusters, one label for each user in the order of "
                                       "users.names")
-        order = np.array(sorted(range(users.n_users), key=lambda i: _sort_key(users.names[i])),
-                         dtype=np.int64)
+        order = np.array(sorted(range(users.n_users), key=lambda i: _sort_key(users.names[i])))
+        back = np.argsort(order)
         if "samples" not in memo:
             memo["samples"] = loss.prepare(users.take(order))
         truth = None if clusters is None else check_labels(clusters, users.n_users)[order]
         run = BaselineRun(loss, memo["samples"], np.random.default_rng(seed), truth, memo)
-        sorted_models, shared, sorted_labels = self._fit(run)
-        models = np.empty_like(sorted_models)
-        models[order] = sorted_models
-        if sorted_labels is None:
-            labels = labels_of(models)
-        else:
-            unordered = np.empty(users.n_users, dtype=np.int64)
-            unordered[order] = sorted_labels
-            labels = check_labels(unordered, users.n_users)
-            # In the order of the new labels.
-            shared = shared[unordered[np.unique(labels, return_index=True)[1]]]
-        return Fitted(models=models, labels=labels, shared=shared, rounds=run.rounds,
-                      floats_up=run.floats_up, floats_down=run.floats_down, name=self.name,
-                      settings=self, users=users, loss=loss)
+        models, shared, found = self._fit(run)
+        labels = (labels_of(models[back]) if found is None
+                  else check_labels(found[back], users.n_users))
+        if found is not None:  # in the order of the new labels
+            shared = shared[found[back][np.unique(labels, return_index=True)[1]]]
+        rounds, up, down = run.traffic.tolist()
+        return Fitted(models=models[back], labels=labels, shared=shared, rounds=rounds,
+                      floats_up=up, floats_down=down, name=self.name, settings=self)
 
     @abstractmethod
     def _fit(self, run: BaselineRun) -> Outcome: ...
-
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints | None]:
-        """Models of newcomers, and the cluster that each joins (None: none does). Default: the
-        cluster with the least loss.
-        """
-        cluster = losses(fitted.loss, samples, fitted.shared).argmin(axis=1)
-        return fitted.shared[cluster], cluster
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -168,60 +153,11 @@ class Fitted:
     floats_down: int
     name: str  # of the method, in `BASELINES`
     settings: Baseline
-    users: Users = field(repr=False)
-    loss: Loss = field(repr=False)
 
     @property
     def n_clusters(self) -> int:
         """The number of clusters."""
         return int(self.labels.max()) + 1
-
-    def predict(self, X: npt.ArrayLike, users: npt.ArrayLike) -> Array:
-        """Predict each row of X with the model of its user.
-
-        Parameters
-        ----------
-        X
-            (n_rows, n_features)
-        users
-            The name of the owner of each row.
-
-        Returns
-        -------
-        Array
-            One prediction per row.
-
-        Raises
-        ------
-        InvalidInput
-            If a user was not in the fit.
-        """
-        return predict_rows(self.loss, self.users, self.models, X, users)
-
-    def personalize(self, new_users: Users) -> Joined:
-        """Give new users a model, by the rule of the method or, if it has none, the best of the
-        shared models.
-
-        Parameters
-        ----------
-        new_users
-            Users with the same features as in the fit.
-
-        Returns
-        -------
-        Joined
-            Models and clusters of the new users. `slack` is nan, because these methods define no
-            margin.
-
-        Raises
-        ------
-        InvalidInput
-            If the features are not those of the fit.
-        """
-        samples, n = prepare(self.loss, new_users, self.models.shape[1]), new_users.n_users
-        models, clusters = self.settings._join(self, samples)
-        clusters = np.full(n, -1) if clusters is None else clusters
-        return Joined(new_users, models, clusters, np.full(n, np.nan))
 
 
 @dataclass(eq=False)
@@ -235,9 +171,8 @@ class BaselineRun:
     rng: np.random.Generator
     clusters: Ints | None
     memo: dict[Any, Any] = field(default_factory=dict)
-    rounds: int = 0
-    floats_up: int = 0
-    floats_down: int = 0
+    # Rounds, and the numbers that all users together sent and received.
+    traffic: Ints = field(default_factory=lambda: np.zeros(3, dtype=np.int64))
 
     @property
     def n_users(self) -> int:
@@ -247,36 +182,29 @@ class BaselineRun:
     def dim(self) -> int:
         return self.samples.dim
 
-    def exchange(self, *, down: int, up: int, users: int | None = None, rounds: int = 1) -> None:
-        """Count rounds in which each of `users` users (default: all) receives `down` numbers and
+    def exchange(self, *, down: int, up: int, users: int | None = None) -> None:
+        """Count a round in which each of `users` users (default: all) receives `down` numbers and
         sends `up`.
         """
-        n = (self.n_users if users is None else users) * rounds
-        self._count((rounds, n * up, n * down))
+        n = self.n_users if users is None else users
+        self.traffic = self.traffic + np.array([1, n * up, n * down])
 
     def once(self, key: Hashable, compute: Callable[[], Array]) -> Array:
         """The stored result of `compute` for this key, computed if needed; its traffic is counted
         in both cases.
         """
-        if key in self.memo:
-            result, traffic = self.memo[key]
-            self._count(traffic)
-            return np.asarray(result)
-        before = self.rounds, self.floats_up, self.floats_down
-        result = compute()
-        after = self.rounds, self.floats_up, self.floats_down
-        self.memo[key] = result, tuple(b - a for a, b in zip(before, after, strict=True))
-        return result
-
-    def _count(self, traffic: tuple[int, int, int]) -> None:
-        self.rounds += traffic[0]
-        self.floats_up += traffic[1]
-        self.floats_down += traffic[2]
+        before = self.traffic
+        if key not in self.memo:
+            result = compute()
+            self.memo[key] = result, self.traffic - before
+        result, traffic = self.memo[key]
+        self.traffic = before + traffic
+        return np.asarray(result)
 
     def own(self, ridge: float = 0.0) -> Array:
         """(n_users, dim) the minimum of f_i for each user."""
-        return self.once(("own", ridge), lambda: own_models(add_ridge(self.loss, ridge),
-                                                            self.samples))
+        loss = add_ridge(self.loss, ridge)
+        return self.once(("own", ridge), lambda: own_models(loss, self.samples))
 
     def held(self, ridge: float) -> Array:
         """(n_users, dim) the minimum of f_i + ridge/2 ||x||^2 for each user, intercept included."""
@@ -302,8 +230,12 @@ class BaselineRun:
         return self.pool(np.zeros(self.n_users, dtype=np.int64), 1, ridge)
 
     def losses(self, models: Array) -> Array:
-        """(n_users, k) the loss of every user with each of k models."""
-        return losses(self.loss, self.samples, models)
+        """(n_users, k) the loss of every user with each of k models; inf if it exceeds float64."""
+        shape = (self.n_users, self.dim)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = np.stack([self.loss.values(self.samples, np.broadcast_to(model, shape))
+                               for model in models], axis=1)
+        return np.where(np.isnan(values), np.inf, values)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -331,14 +263,6 @@ def own_models(loss: Loss, samples: Samples, start: Array | None = None) -> Arra
     if failed.size:
         points[failed] = loss.prox(samples, None, NO_MINIMUM, None, users=failed).points
     return points
-
-
-def losses(loss: Loss, samples: Samples, models: Array) -> Array:
-    """(n_users, k) the loss of every user with each of k models; inf if it exceeds float64."""
-    shape = (samples.n_users, samples.dim)
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = np.stack([loss.values(samples, np.broadcast_to(m, shape)) for m in models], 1)
-    return np.where(np.isnan(values), np.inf, values)
 
 
 def prepare(loss: Loss, users: Users, dim: int) -> Samples:

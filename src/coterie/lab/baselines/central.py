@@ -211,8 +211,8 @@ def _classifier(X: Any, y: Array, seed: int) -> Any:
     classes, counts = np.unique(y, return_counts=True)
     if len(classes) == 1:
         return int(classes[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # weak penalties may need more iterations, and then lose
+    # Weak penalties may need more iterations, and then lose.
+    with warnings.catch_warnings(action="ignore"):
         if counts.min() < 2:
             return LogisticRegression(C=1.0, max_iter=300).fit(X, y)
         folds = StratifiedKFold(min(_FOLDS, int(counts.min())), shuffle=True, random_state=seed)
@@ -295,8 +295,7 @@ def _estimate(X: Array, users: Users,
 
     dim = X.shape[1]
     random = np.ones(dim, dtype=bool) if slopes else np.arange(dim) == dim - 1
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
         try:
             model = MixedLM(users.targets, X, groups=users.owner, exog_re=X[:, random])
             fitted: Any = model.fit(reml=True)
@@ -342,15 +341,12 @@ class BoostedTrees(Central):
             return lightgbm.Dataset(table(users), users.targets, params=settings,
                                     categorical_feature=[users.n_features], free_raw_data=False)
 
+        kind = "multiclass" if n_classes > 2 else "binary" if n_classes == 2 else "regression"
+        metric = {"multiclass": "multi_logloss", "binary": "binary_logloss", "regression": "l2"}
         fixed: dict[str, Any] = {
             "learning_rate": _RATE, "min_data_per_group": 1, "cat_smooth": 1.0, "seed": seed,
-            "deterministic": True, "force_row_wise": True, "verbosity": -1}
-        if task == "regression":
-            fixed |= {"objective": "regression", "metric": "l2"}
-        elif n_classes == 2:
-            fixed |= {"objective": "binary", "metric": "binary_logloss"}
-        else:
-            fixed |= {"objective": "multiclass", "metric": "multi_logloss", "num_class": n_classes}
+            "deterministic": True, "force_row_wise": True, "verbosity": -1, "objective": kind,
+            "metric": metric[kind], "num_class": n_classes if kind == "multiclass" else 1}
         tried: list[tuple[float, dict[str, Any], int]] = []
         for leaves, smallest in _LEAVES:
             settings = fixed | {"num_leaves": leaves, "min_data_in_leaf": smallest}

@@ -15,16 +15,9 @@ from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.convex.consensus import lam_max
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
+from coterie.lab.baselines import base
 from coterie.lab.baselines.averaging import curvature, descend, unchanged
-from coterie.lab.baselines.base import (
-    BUDGET,
-    Baseline,
-    BaselineRun,
-    Choices,
-    Fitted,
-    Outcome,
-    predicts,
-)
+from coterie.lab.baselines.base import BUDGET, Baseline, BaselineRun, Choices, Outcome
 from coterie.losses import Loss, Samples, SquaredDistance
 from coterie.losses.blocks import in_blocks
 from coterie.losses.newton import minimise
@@ -54,8 +47,7 @@ class HypCluster(Baseline):
     Mansour, Mohri, Ro and Suresh, 2020, "Three approaches for personalization with applications to
     federated learning". In the paper some of the users take a few gradient steps between
     assignments; here the models are exact each time, so the sum decreases until no user changes its
-    cluster. The starts are the local models of random users. Newcomers get the model with the least
-    loss.
+    cluster. The starts are the local models of random users.
 
     Traffic: for an assignment n_clusters dim numbers down and 1 up per user; between assignments as
     in `BaselineRun.pool`.
@@ -83,8 +75,8 @@ class HypCluster(Baseline):
         # One start is enough for one cluster.
         starts = [own[run.rng.choice(n, k, replace=False)]
                   for _ in range(self.restarts if k > 1 else 1)]
-        ends = [self._train(run, models) for models in starts]
-        _, labels, models = min(ends, key=lambda end: end[0])
+        _, labels, models = min((self._train(run, models) for models in starts),
+                                key=lambda end: end[0])
         models = self._refine(run, labels, models)
         return models[labels], models, labels
 
@@ -115,7 +107,7 @@ class IFCA(HypCluster):
     best is kept; here the random models are the local models of n_clusters random users, and the
     best start is that with the least training loss. A start ends when no user has changed its
     cluster in five rounds. The clusters of the best start are then fitted exactly, which is the
-    limit of its rounds. Newcomers get the model with the least loss.
+    limit of its rounds.
 
     Traffic: n_clusters dim numbers down and dim + 1 up per user and round of every start; at the
     end as in `BaselineRun.pool`.
@@ -186,7 +178,6 @@ class CFL(Baseline):
         "paper"  single linkage, which minimises the largest cosine a between the parts (their
                  Algorithm 1), and a split only if a < sqrt((1 - gamma) / 2) (their Algorithm 3;
                  gamma is 0 here: noise is in v).
-    Newcomers get the model with the least loss; in the paper they follow the tree of splits.
 
     Traffic: as in `BaselineRun.pool`; for each level of splits dim numbers down and dim + 1 up per
     user.
@@ -266,8 +257,7 @@ class KMeans(Baseline):
     per cluster.
 
     Dennis, Li and Smith, 2021, "Heterogeneity for the win: one-shot federated clustering", and
-    Ghosh et al., 2019, are methods of this kind. Newcomers join the cluster with the nearest mean
-    of local models.
+    Ghosh et al., 2019, are methods of this kind.
 
     Traffic: dim numbers up, once per user; then as in `BaselineRun.pool`.
 
@@ -291,12 +281,6 @@ class KMeans(Baseline):
         models = run.pool(labels, self.n_clusters)
         return models[labels], models, labels
 
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
-        old = fitted.loss.prox(fitted.loss.prepare(fitted.users), None, self.ridge, None).points
-        centres = np.stack([old[fitted.labels == k].mean(axis=0) for k in range(fitted.n_clusters)])
-        nearest = nearest_centre(fitted.loss, samples, self.ridge, centres)
-        return fitted.shared[nearest], nearest
-
 
 @dataclass(frozen=True, kw_only=True)
 class ODCL(Baseline):
@@ -305,8 +289,7 @@ class ODCL(Baseline):
 
         minimise  1/2 sum_i ||z_i - a_i||^2 + lam sum_{i<j} ||z_i - z_j||
 
-    Users with equal z_i form a cluster, and get the mean of its a_i. Newcomers join the cluster
-    with the nearest mean.
+    Users with equal z_i form a cluster, and get the mean of its a_i.
 
     Traffic: dim numbers up and dim numbers down, once per user.
 
@@ -336,10 +319,6 @@ class ODCL(Baseline):
         problem = Problem(Users.from_arrays(own), SquaredDistance(), 0.0)
         return solve_quietly(problem.with_lam(self.share * lam_max(problem).upper), tol=_TOL).labels
 
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints]:
-        nearest = nearest_centre(fitted.loss, samples, self.ridge, fitted.shared)
-        return fitted.shared[nearest], nearest
-
 
 @dataclass(frozen=True, kw_only=True)
 class ODCLKMeans(KMeans):
@@ -362,10 +341,8 @@ class ODCLKMeans(KMeans):
     name: ClassVar[str] = "odcl k_means"
 
     def _fit(self, run: BaselineRun) -> Outcome:
-        def labels(own: Array) -> Ints:
-            return np.unique(k_means(own, self.n_clusters, run.rng), return_inverse=True)[1]
-
-        return average_models(run, self.ridge, labels)
+        return average_models(run, self.ridge, lambda own: np.unique(
+            k_means(own, self.n_clusters, run.rng), return_inverse=True)[1])
 
 
 def average_models(run: BaselineRun, ridge: float, labels_of: Callable[[Array], Ints]) -> Outcome:
@@ -389,8 +366,7 @@ class Comet(Baseline):
     drawn from a normal distribution with the pooled means and variances of the features, the
     distillation uses the user's own inputs, and the problem of each user is solved exactly. Since t
     is linear in x, the mean prediction of a cluster is that of its mean model, and the second term
-    is weight/2 (x - mean)' G_i (x - mean) with G_i the Gram matrix of the inputs. A newcomer is
-    pulled to the mean model with the least loss.
+    is weight/2 (x - mean)' G_i (x - mean) with G_i the Gram matrix of the inputs.
 
     Traffic per user and round: n_probes numbers up (times outputs) and dim down; once 2 n_features
     in each direction.
@@ -443,15 +419,10 @@ class Comet(Baseline):
                 break
         return models, means, labels
 
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints | None]:
-        centres, clusters = super()._join(fitted, samples)
-        pulls = self.weight * gram_matrices(fitted.loss, samples)
-        return near(fitted.loss, samples, pulls, centres, centres), clusters
-
 
 def gram_matrices(loss: Loss, samples: Samples) -> Array:
     """(n_users, dim, dim) mean_j a_ij a_ij', repeated for each output."""
-    if not predicts(loss):
+    if not base.predicts(loss):
         raise Incompatible(f"Models of {type(loss).__name__} do not predict targets. Use a loss "
                            "with targets.")
     grams = np.empty((samples.n_users, samples.dim, samples.dim))
@@ -485,12 +456,6 @@ def cluster_means(points: Array, labels: Ints, otherwise: Array) -> Array:
     return np.where(sizes > 0, group_means(points, labels, len(otherwise)), otherwise)
 
 
-def nearest_centre(loss: Loss, samples: Samples, ridge: float, centres: Array) -> Ints:
-    """(n_users,) the centre that is nearest to the local model of each user."""
-    own = loss.prox(samples, None, ridge, None).points
-    return ((own[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
-
-
 def check_count(n_clusters: int, n_users: int) -> None:
     """Refuse more clusters than users."""
     if n_clusters > n_users:
@@ -504,7 +469,6 @@ def k_means(points: Array, n_clusters: int, rng: np.random.Generator) -> Ints:
 
     check_count(n_clusters, len(points))
     lloyd = Lloyd(n_clusters, n_init=10, random_state=int(rng.integers(2**31)))
-    with warnings.catch_warnings():
-        # With fewer distinct points than clusters, some clusters are empty.
-        warnings.simplefilter("ignore")
+    # With fewer distinct points than clusters, some clusters are empty.
+    with warnings.catch_warnings(action="ignore"):
         return np.asarray(lloyd.fit_predict(points), dtype=np.int64)

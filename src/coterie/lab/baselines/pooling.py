@@ -9,19 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.base.types import Array, Indices, Ints
-from coterie.lab.baselines.base import (
-    BUDGET,
-    Baseline,
-    BaselineRun,
-    Choices,
-    Fitted,
-    Outcome,
-    add_ridge,
-    length_of_answer,
-    own_models,
-    ridges,
-)
+from coterie.base.types import Array, Indices
+from coterie.lab.baselines import base
+from coterie.lab.baselines.base import BUDGET, Baseline, BaselineRun, Choices, Outcome
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise
 
@@ -31,7 +21,7 @@ _STRENGTHS = np.geomspace(1e-4, 10.0, BUDGET).tolist()
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Baseline):
-    """minimise_x f_i(x) for every user i separately; newcomers do the same.
+    """minimise_x f_i(x) for every user i separately.
 
     Traffic: none.
 
@@ -42,15 +32,12 @@ class Local(Baseline):
     """
 
     name: ClassVar[str] = "local"
-    choices: ClassVar[Choices] = {"ridge": ridges}
+    choices: ClassVar[Choices] = {"ridge": base.ridges}
     ridge: float = 0.0
 
     def _fit(self, run: BaselineRun) -> Outcome:
         models = run.own(self.ridge)
         return models, models.mean(axis=0, keepdims=True), None
-
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints | None]:
-        return own_models(add_ridge(fitted.loss, self.ridge), samples), None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +53,7 @@ class Global(Baseline):
     """
 
     name: ClassVar[str] = "global"
-    choices: ClassVar[Choices] = {"ridge": ridges}
+    choices: ClassVar[Choices] = {"ridge": base.ridges}
     ridge: float = 0.0
 
     def _fit(self, run: BaselineRun) -> Outcome:
@@ -75,9 +62,9 @@ class Global(Baseline):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Oracle(Baseline):
+class Oracle(Global):
     """minimise_x sum_{i in C_k} f_i(x) for each true cluster C_k, the goal of every method that
-    finds clusters; newcomers get the model with the least loss.
+    finds clusters.
 
     Traffic: as in `BaselineRun.pool`.
 
@@ -89,8 +76,6 @@ class Oracle(Baseline):
 
     name: ClassVar[str] = "oracle"
     needs_clusters: ClassVar[bool] = True
-    choices: ClassVar[Choices] = {"ridge": ridges}
-    ridge: float = 0.0
 
     def _fit(self, run: BaselineRun) -> Outcome:
         assert run.clusters is not None  # checked by `Baseline.fit`
@@ -103,8 +88,7 @@ class SquaredPenaltyBaseline(Baseline):
     """minimise sum_i f_i(x_i) + strength/2 sum_i ||x_i - mean||^2, exactly.
 
     Hanzely and Richtarik, 2020, "Federated learning of a mixture of global and local models"; their
-    L2GD uses random gradient steps, and their strength is chosen for each data set. A newcomer is
-    pulled to the mean of the fit.
+    L2GD uses random gradient steps, and their strength is chosen for each data set.
 
     Traffic: a round is one Newton step for the mean: dim numbers down, 1 + dim + dim (dim + 1) / 2
     up.
@@ -132,7 +116,7 @@ class SquaredPenaltyBaseline(Baseline):
         # Hessian is sum_i s I - s^2 (H_i + s I)^-1 = s (H_i + s)^-1 H_i
         def evaluate(only: Indices, mean: Array, order: int) -> tuple[Array, Array, Array]:
             nonlocal last
-            run.exchange(down=d, up=length_of_answer(d, order))
+            run.exchange(down=d, up=base.length_of_answer(d, order))
             inner = loss.prox(samples, None, s, np.repeat(mean, n, axis=0), start=last)
             last = inner.points
             _, g, h = loss.evaluate(samples, last, order)
@@ -147,14 +131,10 @@ class SquaredPenaltyBaseline(Baseline):
         mean = minimise(evaluate, np.zeros((1, d))).points
         return pulled(loss, samples, s, mean, last), mean, None
 
-    def _join(self, fitted: Fitted, samples: Samples) -> tuple[Array, Ints | None]:
-        return pulled(fitted.loss, samples, self.strength, fitted.shared), None
-
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(SquaredPenaltyBaseline):
-    """minimise_v f_i(v) + strength/2 ||v - w||^2 for every user i, with w the minimum of sum_i f_i;
-    newcomers too.
+    """minimise_v f_i(v) + strength/2 ||v - w||^2 for every user i, with w the minimum of sum_i f_i.
 
     Li, Hu, Beirami and Smith, 2021, "Ditto: fair and robust federated learning through
     personalization". In the paper w is trained by FedAvg and v by a few gradient steps per round,
@@ -180,7 +160,7 @@ def pulled(loss: Loss, samples: Samples, strength: float, centre: Array,
            start: Array | None = None) -> Array:
     """(n_users, dim) minimise_v f_i(v) + strength/2 ||v - centre||^2 for each user."""
     if strength == 0:
-        return own_models(loss, samples)
+        return base.own_models(loss, samples)
     centres = np.repeat(centre, samples.n_users, axis=0)
     return loss.prox(samples, None, strength, centres, start=start).points
 
@@ -201,7 +181,7 @@ class Mocha(Baseline):
         U   = U + X - Z                                                 at the server
 
     where the step for Z shrinks singular values. All coordinates, intercepts included, are
-    penalised. Newcomers get the mean model, because the paper does not treat them.
+    penalised.
 
     Traffic: dim numbers down and up per user and round.
 

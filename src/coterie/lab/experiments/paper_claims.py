@@ -8,22 +8,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from coterie.lab.experiments.paper import (
-    EIGHT,
-    FAR,
-    LAM,
-    OURS,
-    PRINTED,
-    SQUARED,
-    WINDOW,
-    Curve,
-    First,
-    Results,
-    Second,
-    pair_distances,
-)
+from coterie.lab.experiments import paper
+from coterie.lab.experiments.paper import EIGHT, FAR, LAM, OURS, PRINTED, SQUARED, WINDOW
 
-Run = TypeVar("Run", First, Second)
+Run = TypeVar("Run", paper.First, paper.Second)
 #: Largest deviations from the paper's numbers that count as reproduced, and as partly reproduced.
 POINTS, MORE_POINTS = 0.005, 0.03  # accuracy
 ENDS = 0.05  # ends of the window, relative
@@ -57,7 +45,7 @@ class Claim(NamedTuple):
 Check = tuple[str, str, Verdict]
 
 
-def claims(results: Results) -> tuple[Claim, ...]:
+def claims(results: paper.Results) -> tuple[Claim, ...]:
     """Check every claim of the paper.
 
     Parameters
@@ -81,7 +69,7 @@ def claims(results: Results) -> tuple[Claim, ...]:
 _Row = tuple[str, str, str, Check]
 
 
-def _of_first(first: Sequence[First]) -> list[_Row]:
+def _of_first(first: Sequence[paper.First]) -> list[_Row]:
     """The claims of Experiment 1."""
     rows = [
         ("For large lambda all users share one model, the global one", "consensus",
@@ -105,12 +93,11 @@ def _of_first(first: Sequence[First]) -> list[_Row]:
         ("Equal models inside clusters, and three clusters, for lambda in a window",
          f"({WINDOW[0]:g}, {WINDOW[1]:g})", _window(first)),
         ("The number of distinct models falls from N to K; the squared penalty keeps N", "60 to 3",
-         _fewer(first)),
-    ]
+         _fewer(first))]
     return [("1", *row) for row in rows]
 
 
-def _of_second(second: Sequence[Second], same: Sequence[Second]) -> list[_Row]:
+def _of_second(second: Sequence[paper.Second], same: Sequence[paper.Second]) -> list[_Row]:
     """The claims of Experiment 2, on its own ellipses and on those of Experiment 1."""
     lam_text = " / ".join(f"{lam:g}" for lam in EIGHT[1:5])
     rows = [
@@ -130,8 +117,7 @@ def _of_second(second: Sequence[Second], same: Sequence[Second]) -> list[_Row]:
         (f"The same on the ellipses of Experiment 1: models at lambda = {lam_text}",
          "1 / 2 / 3 / 3", _counts(same, (1, 2, 3, 4), (1, 2, 3, 3))),
         ("The same on the ellipses of Experiment 1: 0.08 inside, 0.05 below the range of Theorems "
-         "1 and 2", "inside, below", _both(same)),
-    ]
+         "1 and 2", "inside, below", _both(same))]
     return [("2", *row) for row in rows]
 
 
@@ -142,11 +128,11 @@ def _grade(yes: bool, partly: bool = False) -> Verdict:
 # Experiment 1
 
 
-def _best(run: First) -> float:
+def _best(run: paper.First) -> float:
     return float(run.accuracy[OURS].max())
 
 
-def _best_squared(run: First) -> float:
+def _best_squared(run: paper.First) -> float:
     return float(run.own_accuracy.max())
 
 
@@ -163,8 +149,8 @@ def _mean(values: Sequence[float], unit: str = "%") -> str:
     return f"{scale * float(np.mean(values)):.{digits}f} ± {scale * sd:.{digits}f} {unit}"
 
 
-def _consensus(runs: Sequence[First]) -> Check:
-    def holds(run: First) -> bool:
+def _consensus(runs: Sequence[paper.First]) -> Check:
+    def holds(run: paper.First) -> bool:
         beyond = run.lams > run.consensus * 1.001
         one = (run.n_clusters[beyond] == 1).all()
         return bool(one and (run.from_global[OURS] <= SAME).all())
@@ -173,8 +159,8 @@ def _consensus(runs: Sequence[First]) -> Check:
                                  f"{runs[0].consensus:.4f} on")
 
 
-def _asymptotic(runs: Sequence[First]) -> Check:
-    def holds(run: First) -> bool:
+def _asymptotic(runs: Sequence[paper.First]) -> Check:
+    def holds(run: paper.First) -> bool:
         far = run.from_global[SQUARED]
         return bool((far > SAME).all() and (far[1:] < 0.2 * far[:-1]).all())
 
@@ -183,13 +169,13 @@ def _asymptotic(runs: Sequence[First]) -> Check:
     return _by_seed(runs, holds, f"{shown} from it at lambda = {lams}")
 
 
-def _above(runs: Sequence[First], best: Callable[[First], float], beside: str) -> Check:
+def _above(runs: Sequence[paper.First], best: Callable[[paper.First], float], beside: str) -> Check:
     return _by_seed(runs, lambda run: best(run) > run.flat[beside],
                     f"{best(runs[0]):.1%} at best, {beside} {runs[0].flat[beside]:.1%}")
 
 
-def _oracle(runs: Sequence[First]) -> Check:
-    def others(run: First) -> float:
+def _oracle(runs: Sequence[paper.First]) -> Check:
+    def others(run: paper.First) -> float:
         return max(_best(run), _best_squared(run), run.flat["global"], run.flat["local"])
 
     oracle, rest = runs[0].flat["oracle"], others(runs[0])
@@ -197,24 +183,24 @@ def _oracle(runs: Sequence[First]) -> Check:
                     f"{oracle:.1%}, best of the others {rest:.1%}", partly=oracle >= rest - POINTS)
 
 
-def _number(runs: Sequence[First], of: Callable[[First], float], paper: float) -> Check:
+def _number(runs: Sequence[paper.First], of: Callable[[paper.First], float], paper: float) -> Check:
     off = abs(of(runs[0]) - paper)
     return (f"{of(runs[0]):.1%}", _mean([of(run) for run in runs]),
             _grade(off <= POINTS, off <= MORE_POINTS))
 
 
-def _margin(runs: Sequence[First]) -> Check:
+def _margin(runs: Sequence[paper.First]) -> Check:
     """Partly: comparable, that is, at most half a point below."""
     gains = [_best(run) - _best_squared(run) for run in runs]
     return (f"{100 * gains[0]:+.2f} points", _mean([100 * gain for gain in gains], "points"),
             _grade(gains[0] > 0, gains[0] >= -POINTS))
 
 
-def _monotone(runs: Sequence[First]) -> Check:
+def _monotone(runs: Sequence[paper.First]) -> Check:
     """The share of steps between neighbouring lams in which the distance does not grow, for both
     methods.
     """
-    def share(run: First) -> float:
+    def share(run: paper.First) -> float:
         steps = np.concatenate([np.diff(run.distance[name]) for name in (OURS, SQUARED)])
         return float((steps <= SAME).mean())
 
@@ -223,8 +209,8 @@ def _monotone(runs: Sequence[First]) -> Check:
                     partly=all(low > high for low, high in ends))
 
 
-def _compact(runs: Sequence[First]) -> Check:
-    def share(run: First) -> float:
+def _compact(runs: Sequence[paper.First]) -> Check:
+    def share(run: paper.First) -> float:
         return float((run.distance[OURS] <= run.distance[SQUARED]).mean())
 
     worse = runs[0].lams[runs[0].distance[OURS] > runs[0].distance[SQUARED]]
@@ -233,7 +219,7 @@ def _compact(runs: Sequence[First]) -> Check:
                     f"at {share(runs[0]):.0%} of the lambdas{where}", partly=share(runs[0]) >= 0.5)
 
 
-def _window(runs: Sequence[First]) -> Check:
+def _window(runs: Sequence[paper.First]) -> Check:
     def near(window: tuple[float, float]) -> bool:
         return all(abs(end / wanted - 1.0) <= ENDS
                    for end, wanted in zip(window, WINDOW, strict=True))
@@ -250,8 +236,8 @@ def _window(runs: Sequence[First]) -> Check:
     return f"({window[0]:.4f}, {window[1]:.4f})", text, _grade(near(window), overlap)
 
 
-def _fewer(runs: Sequence[First]) -> Check:
-    def least(run: First) -> int:
+def _fewer(runs: Sequence[paper.First]) -> Check:
+    def least(run: paper.First) -> int:
         """The smallest number of models for which the clusters are the true ones; N if there is
         none.
         """
@@ -265,8 +251,8 @@ def _fewer(runs: Sequence[First]) -> Check:
 # Experiment 2
 
 
-def _counts(runs: Sequence[Second], indices: Sequence[int], wanted: Sequence[int]) -> Check:
-    def hits(run: Second) -> int:
+def _counts(runs: Sequence[paper.Second], indices: Sequence[int], wanted: Sequence[int]) -> Check:
+    def hits(run: paper.Second) -> int:
         return sum(int(run.n_clusters[k]) == n for k, n in zip(indices, wanted, strict=True))
 
     separator = ", " if len(indices) < 4 else " / "
@@ -274,11 +260,11 @@ def _counts(runs: Sequence[Second], indices: Sequence[int], wanted: Sequence[int
     return _by_seed(runs, lambda run: hits(run) == len(wanted), shown, partly=hits(runs[0]) > 0)
 
 
-def _just_above(runs: Sequence[Second]) -> Check:
+def _just_above(runs: Sequence[paper.Second]) -> Check:
     """Close: at most 1.5 times the bound, which is that at 0.08, where the three clusters are
     separate.
     """
-    def ratio(run: Second) -> float:
+    def ratio(run: paper.Second) -> float:
         return EIGHT[2] / float(run.upper[3])
 
     return _by_seed(runs, lambda run: 1.0 < ratio(run) <= 1.5,
@@ -286,58 +272,59 @@ def _just_above(runs: Sequence[Second]) -> Check:
                     partly=ratio(runs[0]) > 1.0)
 
 
-def _inside(runs: Sequence[Second]) -> Check:
-    def holds(run: Second) -> bool:
-        return bool(run.lower[3] <= EIGHT[3] < run.upper[3])
-
-    low, high = float(runs[0].lower[3]), float(runs[0].upper[3])
-    return _by_seed(runs, holds, f"[{low:.4f}, {high:.4f})")
+def _is_inside(run: paper.Second) -> bool:
+    return bool(run.lower[3] <= EIGHT[3] < run.upper[3])
 
 
-def _below(runs: Sequence[Second]) -> Check:
-    return _by_seed(runs, lambda run: bool(run.lower[4] > EIGHT[4]),
-                    f"the bound is {runs[0].lower[4]:.4f}")
+def _is_below(run: paper.Second) -> bool:
+    return bool(run.lower[4] > EIGHT[4])
 
 
-def _both(runs: Sequence[Second]) -> Check:
+def _inside(runs: Sequence[paper.Second]) -> Check:
+    return _by_seed(runs, _is_inside, f"[{runs[0].lower[3]:.4f}, {runs[0].upper[3]:.4f})")
+
+
+def _below(runs: Sequence[paper.Second]) -> Check:
+    return _by_seed(runs, _is_below, f"the bound is {runs[0].lower[4]:.4f}")
+
+
+def _both(runs: Sequence[paper.Second]) -> Check:
     (inside, _, first), (below, _, second) = _inside(runs), _below(runs)
-    good = sum(bool(run.lower[3] <= EIGHT[3] < run.upper[3] and run.lower[4] > EIGHT[4])
-               for run in runs)
-    return (f"{inside} at 0.08; {below} at 0.05", f"{good} of {len(runs)} seeds",
+    _, seeds, _ = _by_seed(runs, lambda run: _is_inside(run) and _is_below(run), "")
+    return (f"{inside} at 0.08; {below} at 0.05", seeds,
             first if first is second else Verdict.PARTLY)
 
 
-def _theorems(runs: Sequence[Second]) -> Check:
+def _theorems(runs: Sequence[paper.Second]) -> Check:
     exact = [bool(run.exact[k]) for run in runs for k, lam in enumerate(EIGHT)
              if run.lower[k] <= lam < run.upper[k]]
     return (f"{sum(exact)} of {len(exact)} lambdas inside, all seeds", "",
             Verdict.NO if not all(exact) else _grade(bool(exact), True))
 
 
-def _guide(runs: Sequence[Second]) -> Check:
+def _guide(runs: Sequence[paper.Second]) -> Check:
     return _by_seed(runs, lambda run: bool(run.refitted[3] > run.accuracy[3]),
                     f"{runs[0].accuracy[3]:.1%} as they are, {runs[0].refitted[3]:.1%} refitted, "
                     "at 0.08")
 
 
-def _apart(runs: Sequence[Second]) -> Check:
-    far = [float(pair_distances(run.squared[0]).max()) for run in runs]
-    return _by_seed(runs, lambda run: float(pair_distances(run.squared[0]).max()) > SAME,
-                    f"models up to {far[0]:.1e} apart at 1000")
+def _apart(runs: Sequence[paper.Second]) -> Check:
+    def far(run: paper.Second) -> float:
+        return float(paper.pair_distances(run.squared[0]).max())
+
+    return _by_seed(runs, lambda run: far(run) > SAME,
+                    f"models up to {far(runs[0]):.1e} apart at 1000")
 
 
 # Experiment 3
 
 
-def _converges(results: Results) -> Check:
-    def relative(curve: Curve) -> float:
-        return curve.gaps[-1] / results.optimum
-
+def _converges(results: paper.Results) -> Check:
+    best = results.optimum
     printed = next(curve for curve in results.curves if curve.name == PRINTED)
-    others = "; ".join(f"{curve.name}: {max(relative(curve), 1e-16):.0e} after {curve.rounds[-1]:,}"
-                       for curve in results.curves if curve is not printed)
-    gap = relative(printed)
-    half = int(np.searchsorted(printed.rounds, printed.rounds[-1] / 2))
-    earlier = f"{printed.gaps[half] / results.optimum:.1e} after {printed.rounds[half]:,} rounds"
+    others = "; ".join(f"{one.name}: {max(one.gaps[-1] / best, 1e-16):.0e} after "
+                       f"{one.rounds[-1]:,}" for one in results.curves if one is not printed)
+    gap, half = printed.gaps[-1] / best, np.searchsorted(printed.rounds, printed.rounds[-1] / 2)
+    earlier = f"{printed.gaps[half] / best:.1e} after {printed.rounds[half]:,} rounds"
     return (f"relative gap {earlier}, {gap:.1e} after {printed.rounds[-1]:,}, lambda = {LAM:g}",
             others, _grade(gap <= CONVERGED, gap <= CLOSE))

@@ -4,8 +4,7 @@ tables, as images with Matplotlib and as interactive pages with plotly.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,27 +12,17 @@ import numpy as np
 
 from coterie.base.errors import MissingExtra
 from coterie.base.labels import labels_of
-from coterie.base.storage import safe_cell
 from coterie.base.types import Array, Flags, Ints
-from coterie.lab.experiments.paper import (
-    EIGHT,
-    FLAT,
-    LOSS,
-    OURS,
-    PRINTED,
-    REFITTED,
-    SQUARED,
-    WINDOW,
-    Results,
-    Table,
-)
+from coterie.lab.experiments import paper
+from coterie.lab.experiments.paper import EIGHT, FLAT, OURS, PRINTED, REFITTED, SQUARED, WINDOW
 from coterie.lab.experiments.paper_claims import Claim
+from coterie.output import runs
 from coterie.output.plots import separator_ends
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Tables = Mapping[str, Table]
+Tables = Mapping[str, paper.Table]
 
 HEADINGS = ("number", "experiment", "claim", "paper", "here, seed 0", "over seeds", "verdict")
 CLUSTERS = ("#1f77b4", "#d95f02", "#2ca02c")
@@ -42,14 +31,13 @@ COLOURS = {OURS: "#b2182b", REFITTED: "#ef8a62", SQUARED: "#2166ac", "oracle": "
            "local": "#777777", "global": "#777777"}
 DASHES = {"oracle": ("--", "dash"), "local": (":", "dot"), "global": ("-.", "dashdot")}
 CURVES = ("#b2182b", "#ef8a62", "#2166ac", "#000000")
-TITLES = {
-    1: "Figure 1: training data of Experiment 1, with the best separator of each cluster",
-    2: "Figure 2: mean test accuracy",
-    3: "Figure 3: mean distance between models of one true cluster",
-    4: "Figure 4: data of Experiments 2 and 3, with the best separator of each cluster",
-    5: "Figure 5: Algorithm 1 and others, distance from the optimum",
-    6: "Figure 6: models along lambda",
-}
+TITLES = {1: "Figure 1: training data of Experiment 1, with the best separator of each cluster",
+          2: "Figure 2: mean test accuracy",
+          3: "Figure 3: mean distance between models of one true cluster",
+          4: "Figure 4: data of Experiments 2 and 3, with the best separator of each cluster",
+          5: "Figure 5: Algorithm 1 and others, distance from the optimum",
+          6: "Figure 6: models along lambda"}
+MARKERS = {1: ("o", "circle-open"), -1: ("x", "x-thin-open")}  # of Matplotlib, and of plotly
 AXES = {2: "mean test accuracy", 3: "mean distance"}
 FLOOR = 1e-10  # smaller gaps are rounding errors
 
@@ -77,7 +65,7 @@ def _plotly() -> tuple[Any, Callable[..., Any]]:
     return go, make_subplots
 
 
-def write(folder: Path, results: Results, checked: Sequence[Claim]) -> list[Path]:
+def write(folder: Path, results: paper.Results, checked: Sequence[Claim]) -> list[Path]:
     """Write claims.csv, claims.md, a CSV file per table, and a PNG and an HTML file per figure.
 
     Parameters
@@ -102,19 +90,15 @@ def write(folder: Path, results: Results, checked: Sequence[Claim]) -> list[Path
     folder.mkdir(parents=True, exist_ok=True)
     tables = results.tables()
     written = [write_table(folder / f"{name}.csv", table) for name, table in tables.items()]
-    rows = [(*claim[:-1], claim.verdict.value) for claim in checked]
-    columns: Table = {heading: [row[k] for row in rows] for k, heading in enumerate(HEADINGS)}
-    written.append(write_table(folder / "claims.csv", columns))
+    rows = paper.table_of(HEADINGS, [(*claim[:-1], claim.verdict.value) for claim in checked])
+    written.append(write_table(folder / "claims.csv", rows))
     (folder / "claims.md").write_text(markdown(checked), encoding="utf-8")
     return [*written, folder / "claims.md", *save(folder, tables)]
 
 
-def write_table(path: Path, table: Table) -> Path:
+def write_table(path: Path, table: paper.Table) -> Path:
     """Write a table as CSV, with numbers in Python's notation, which is exact."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(map(safe_cell, table))
-        writer.writerows(map(safe_cell, row) for row in zip(*table.values(), strict=True))
+    path.write_bytes(runs.table(table, zip(*table.values(), strict=True)))
     return path
 
 
@@ -150,18 +134,23 @@ def save(folder: Path, tables: Tables) -> list[Path]:
     return written
 
 
-def _lines(table: Table, reach: float, rows: Flags | None = None) -> Array:
+def _lines(table: paper.Table, reach: float, rows: Flags | None = None) -> Array:
     models = np.array([table[name] for name in ("w1", "w2", "b")]).T
-    return separator_ends(models if rows is None else models[rows], LOSS.intercept_sign, reach)
+    models = models if rows is None else models[rows]
+    return separator_ends(models, paper.LOSS.intercept_sign, reach)
 
 
-def _reach(points: Table) -> float:
+def _reach(points: paper.Table) -> float:
     return float(np.hypot(points["x"], points["y"]).max()) * 1.05
 
 
-def _columns(points: Table, cluster: int, label: int) -> tuple[Array, Array]:
-    rows = (np.array(points["cluster"]) == cluster) & (np.array(points["label"]) == label)
-    return np.array(points["x"])[rows], np.array(points["y"])[rows]
+def _clouds(points: paper.Table, wanted: Iterable[int]) -> Iterator[tuple[int, int, Any, Any]]:
+    """The points of each cluster that is wanted and each label: cluster, label, x and y."""
+    clusters, labels, x, y = (np.array(points[name]) for name in ("cluster", "label", "x", "y"))
+    for cluster in wanted:
+        for label in MARKERS:
+            rows = (clusters == cluster) & (labels == label)
+            yield cluster, label, x[rows].tolist(), y[rows].tolist()
 
 
 def _figure(width: float, height: float) -> Figure:
@@ -181,11 +170,11 @@ def _data(number: int, tables: Tables) -> Figure:
     figure, reach = _figure(6.4, 6.2), _reach(points)
     axes = figure.subplots()
     for k, ends in enumerate(_lines(optimal, reach)):
-        colour = CLUSTERS[k % 3]
-        for label, marker in ((1, "o"), (-1, "x")):
-            axes.scatter(*_columns(points, k, label), s=14, marker=marker, color=colour, alpha=0.6,
+        for _, label, x, y in _clouds(points, [k]):
+            axes.scatter(x, y, s=14, marker=MARKERS[label][0], color=CLUSTERS[k % 3], alpha=0.6,
                          linewidth=0.9)
-        axes.plot(*ends.T, color=colour, linestyle="--", linewidth=2.2, label=f"cluster {k + 1}")
+        axes.plot(*ends.T, color=CLUSTERS[k % 3], linestyle="--", linewidth=2.2,
+                  label=f"cluster {k + 1}")
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
     axes.legend(loc="upper right", fontsize=8, framealpha=0.9)
     axes.set_title(f"{TITLES[number]}\no: +1,  x: -1", fontsize=10)
@@ -197,11 +186,10 @@ def _data_page(number: int, tables: Tables) -> Any:
     points, optimal = tables[f"figure-{number}-points"], tables[f"figure-{number}-separators"]
     figure, reach = go.Figure(), _reach(points)
     for k, ends in enumerate(_lines(optimal, reach)):
-        for label, symbol in ((1, "circle-open"), (-1, "x-thin-open")):
-            x, y = _columns(points, k, label)
-            figure.add_scatter(x=x.tolist(), y=y.tolist(), mode="markers",
-                               name=f"cluster {k + 1}, {label:+d}",
-                               marker={"color": CLUSTERS[k % 3], "symbol": symbol, "size": 6})
+        for _, label, x, y in _clouds(points, [k]):
+            marker = {"color": CLUSTERS[k % 3], "symbol": MARKERS[label][1], "size": 6}
+            figure.add_scatter(x=x, y=y, mode="markers", name=f"cluster {k + 1}, {label:+d}",
+                               marker=marker)
         figure.add_scatter(x=ends[:, 0].tolist(), y=ends[:, 1].tolist(), mode="lines",
                            name=f"cluster {k + 1}, best separator",
                            line={"color": CLUSTERS[k % 3], "dash": "dash", "width": 3})
@@ -341,7 +329,7 @@ def _panel(tables: Tables, lam: float, method: str) -> tuple[Flags, str]:
     return rows, f"lambda = {lam:g}: {count} model{'s' * (count != 1)}"
 
 
-def _kinds(table: Table, rows: Flags) -> Ints:
+def _kinds(table: paper.Table, rows: Flags) -> Ints:
     """The true cluster of each of these users; -1 if a user of another cluster has the same model.
     """
     models = np.array([table[name] for name in ("w1", "w2", "b")]).T[rows]
@@ -355,10 +343,9 @@ def _multiples(number: int, tables: Tables) -> Figure:
     reach = _reach(points)
     figure = _figure(13.0, 7.2)
     for axes, lam in zip(figure.subplots(2, 4, sharex=True, sharey=True).flat, EIGHT, strict=True):
-        for k in range(3):
-            for label, marker in ((1, "o"), (-1, "x")):
-                axes.scatter(*_columns(points, k, label), s=4, marker=marker, color=CLUSTERS[k],
-                             alpha=0.3, linewidth=0.5)
+        for k, label, x, y in _clouds(points, range(3)):
+            axes.scatter(x, y, s=4, marker=MARKERS[label][0], color=CLUSTERS[k], alpha=0.3,
+                         linewidth=0.5)
         rows, _ = _panel(tables, lam, SQUARED)
         for ends in _lines(table, reach, rows):
             axes.plot(*ends.T, color="0.45", linewidth=0.6, zorder=3)
@@ -395,14 +382,11 @@ def _multiples_page(number: int, tables: Tables) -> Any:
 
     for panel, lam in enumerate(EIGHT):
         cell, first = {"row": panel // 4 + 1, "col": panel % 4 + 1}, panel == 0
-        for k in range(3):
-            for label, symbol in ((1, "circle-open"), (-1, "x-thin-open")):
-                x, y = _columns(points, k, label)
-                marker = {"color": CLUSTERS[k], "symbol": symbol, "size": 3}
-                figure.add_scatter(x=x.tolist(), y=y.tolist(), mode="markers", opacity=0.35,
-                                   hoverinfo="skip", name=f"cluster {k + 1}, {label:+d}",
-                                   legendgroup=f"points {k}{label}", showlegend=first,
-                                   marker=marker, **cell)
+        for k, label, x, y in _clouds(points, range(3)):
+            marker = {"color": CLUSTERS[k], "symbol": MARKERS[label][1], "size": 3}
+            figure.add_scatter(x=x, y=y, mode="markers", opacity=0.35, hoverinfo="skip",
+                               name=f"cluster {k + 1}, {label:+d}", showlegend=first,
+                               legendgroup=f"points {k}{label}", marker=marker, **cell)
         rows, _ = _panel(tables, lam, SQUARED)
         add(_lines(table, reach, rows), SQUARED, cell, color="#737373", width=1)
         best = _lines(tables["figure-4-separators"], reach)

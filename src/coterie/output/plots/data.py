@@ -158,10 +158,10 @@ class View:
         """(n_lams, n_users, dim) in the solver's units."""
         if self.known is not None:
             return self.known
-        loss, samples = self.problem.loss, self.problem.samples if self.refitted else None
-        models = np.stack([s.models if samples is None
-                           else loss.own_models(samples, self.centres(k)[s.labels])
-                           for k, s in enumerate(self.path.solutions)])
+        problem, points = self.problem, self.path.solutions
+        models = np.stack([s.models for s in points] if not self.refitted else [
+            problem.loss.own_models(problem.samples, self.centres(k)[s.labels])
+            for k, s in enumerate(points)])
         if self.sent is not None:
             models[self.index] = self.sent.models
         return models
@@ -173,16 +173,16 @@ class View:
         Centres of personal models are fitted again at the point shown only, because this takes
         long, and those of other models to all digits there only.
         """
-        solution = self.path[index]
-        if self.sent is not None and index == self.index:
+        problem, labels, shown = self.problem, self.path[index].labels, index == self.index
+        if self.sent is not None and shown:
             return self.sent.centres
-        if not self.refitted or (index != self.index and isinstance(self.problem.loss, Personal)):
-            return solution.models[np.unique(solution.labels, return_index=True)[1]]
-        key = solution.labels.tobytes()
+        firsts = self.path[index].models[np.unique(labels, return_index=True)[1]]
+        if not self.refitted or (not shown and isinstance(problem.loss, Personal)):
+            return firsts
+        key = labels.tobytes()
         if key not in self._centres:
-            start = solution.models[np.unique(solution.labels, return_index=True)[1]]
-            self._centres[key] = group_centres(self.problem.loss, self.problem.samples,
-                                               solution.labels, self.count or "users", start)
+            self._centres[key] = group_centres(problem.loss, problem.samples, labels,
+                                               self.count or "users", firsts)
         return self._centres[key]
 
     @cached_property
@@ -294,8 +294,8 @@ def project(models: Array) -> Projection:
     points = np.zeros((len(rows), 2))
     points[:, :len(axes)] = rows @ axes.T
     total = float((rows**2).sum())
-    return Projection(points.reshape(*shape, 2),
-                      (points**2).sum(axis=0) / total if total > 0 else np.zeros(2))
+    shares = (points**2).sum(axis=0) / total if total > 0 else np.zeros(2)
+    return Projection(points.reshape(*shape, 2), shares)
 
 
 class Branches(NamedTuple):
@@ -318,15 +318,11 @@ def branches(linkage: Array) -> Branches:
     >>> branches(np.array([[0, 1, 0.5, 2], [2, 3, 1.0, 3]])).positions.tolist()
     [1.0, 2.0, 0.0, 1.5, 1.0]
     """
+    from scipy.cluster.hierarchy import leaves_list  # takes long to import
+
     n = len(linkage) + 1
     children = linkage[:, :2].astype(np.int64).tolist()
-    order, stack = [], [2 * n - 2]
-    while stack:
-        node = stack.pop()
-        if node < n:
-            order.append(node)
-        else:
-            stack += children[node - n][::-1]
+    order = leaves_list(linkage).astype(np.int64) if n > 1 else np.zeros(1, dtype=np.int64)
     positions, heights = np.zeros(2 * n - 1), np.concatenate([np.zeros(n), linkage[:, 2]])
     sizes, parents, leaf = np.ones(2 * n - 1), np.full(2 * n - 1, -1), np.arange(2 * n - 1)
     positions[order] = np.arange(n)
@@ -334,7 +330,7 @@ def branches(linkage: Array) -> Branches:
         sizes[node] = sizes[pair].sum()
         positions[node] = (sizes[pair] * positions[pair]).sum() / sizes[node]
         parents[pair], leaf[node] = node, leaf[pair[0]]
-    return Branches(np.array(order), positions, heights, parents, leaf)
+    return Branches(order, positions, heights, parents, leaf)
 
 
 def lam_positions(lams: Array) -> Array:

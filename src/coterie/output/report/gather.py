@@ -72,6 +72,8 @@ def gather(source: Fit | Path | Solution, *, path: Path | None = None,
     >>> document["title"]
     '2 groups of 3 users'
     """
+    from coterie import __version__
+
     if most_users < 1:
         raise InvalidInput(f"most_users must be at least 1, got {most_users!r}",
                            remedy="Leave it out")
@@ -80,15 +82,12 @@ def gather(source: Fit | Path | Solution, *, path: Path | None = None,
         full = replace(full, count="users")
     n, n_groups = full.problem.users.n_users, full.solution.n_clusters
     keep = sample(full.solution.labels, most_users) if n > most_users else np.arange(n)
-    settings = _settings(source, full) if settings is None else settings
-    return {
-        "title": title or title_of(source, n_groups, n),
-        "version": _version(), "command": command, "notes": [str(note) for note in notes],
-        "settings": json_ready(settings), "settings_sentence": settings_sentence(source,
-            json_ready(settings)),
-        "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
-        **_results(source, full, keep, classes),
-    }
+    settings = json_ready(_settings(source, full) if settings is None else settings)
+    return {"title": title or title_of(source, n_groups, n), "version": __version__,
+            "command": command, "notes": [str(note) for note in notes], "settings": settings,
+            "settings_sentence": settings_sentence(source, settings),
+            "reduced": {"users": n, "shown": len(keep)} if len(keep) < n else None,
+            **_results(source, full, keep, classes)}
 
 
 def _results(source: Fit | Path | Solution, full: View, keep: Ints,
@@ -116,8 +115,7 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
         "lams": full.path.lams.tolist(), "chosen": full.index,
         "points": [_point(s) for s in full.path.solutions],
         "labels": [s.labels.tolist() for s in view.path.solutions],
-        "tree": [[int(a), int(b), lam, int(size)] for a, b, lam,
-                 size in view.path.linkage.tolist()],
+        "tree": [[int(a), int(b), lam, int(n)] for a, b, lam, n in view.path.linkage.tolist()],
         # What a federated fit has as rows are not the users' own.
         "map": None if users.n_users == 1 else _map(
             view, samples=account is None or not isinstance(source, Fit)),
@@ -190,8 +188,8 @@ def _map(view: View, samples: bool = True) -> dict[str, Any]:
         if view.units is not None:
             X = X * view.units.scale + view.units.mean
         rows = np.unique(np.linspace(0, len(X) - 1, min(len(X), _SAMPLES)).round().astype(np.int64))
-        drawn = [[*point, int(side), int(owner)] for point, side,
-                 owner in zip(X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
+        drawn = [[*point, int(side), int(owner)] for point, side, owner in zip(
+            X[rows].tolist(), y[rows] > 0, users.owner[rows], strict=True)]
         return {"kind": "separators", "xlabel": names[0], "ylabel": names[1],
                 "points": json_ready(lines), "samples": drawn if samples else None,
                 "note": "Lines at which each model is undecided between the two classes."}
@@ -218,21 +216,18 @@ def _coefficients(full: View, view: View, keep: Ints,
 
     Groups have the numbers that they have among the users shown.
     """
-    names, outputs = view.names(classes)
+    (names, outputs), units = view.names(classes), full.units
     which, rows, standardized = [], [], []
-    width = full.models.shape[2]
-    others = _CLUSTERS[1 if len(full.path) * _CLUSTERS[1] * width <= _NUMBERS else 2]
-    scaled = full.units is not None and bool((full.units.scale != 1.0).any())
+    few = len(full.path) * _CLUSTERS[1] * full.models.shape[2] <= _NUMBERS
     for k, s in enumerate(view.path.solutions):
-        largest = np.argsort(-np.bincount(s.labels),
-                             kind="stable")[:_CLUSTERS[0] if k == full.index else others]
+        most = _CLUSTERS[0] if k == full.index else _CLUSTERS[1] if few else _CLUSTERS[2]
+        largest = np.argsort(-np.bincount(s.labels), kind="stable")[:most]
         members = keep[np.unique(s.labels, return_index=True)[1][largest]]
         models = full.centres(k)[full.path[k].labels[members]]
         which.append(largest.tolist())
         rows.append(json_ready(full.coefficients(models)))
-        if scaled and full.units is not None:
-            rescaled = full.units.standardized(models)
-            standardized.append(json_ready(rescaled.reshape(len(models), -1)))
+        if units is not None and bool((units.scale != 1.0).any()):
+            standardized.append(json_ready(units.standardized(models).reshape(len(models), -1)))
     return {"names": names, "outputs": outputs, "clusters": rows, "which": which,
             "standardized": standardized or None}
 
@@ -261,8 +256,7 @@ def _shares(fit: Fit) -> dict[str, Any] | None:
 def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, Any] | None:
     if isinstance(source, Fit) and source.scores is not None and len(source.labels) > 1:
         scores = source.scores
-        rows = aligned(scores, len(source.path), source.chosen)
-        rows = rows[:len(view.path)]
+        rows = aligned(scores, len(source.path), source.chosen)[:len(view.path)]
         points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
         groups = ("no groups" if scores.n_clusters == len(scores.fitted) > 1
                   else many(scores.n_clusters, "group"))
@@ -270,20 +264,18 @@ def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, 
                 f"({groups}).")
         if (rows < 0).any():
             note += " Computed at the chosen lam only."
-        return {"metric": scores.metric, "larger": scores.larger,
-                "alone": json_ready(scores.alone[keep]),
-                "together": json_ready(scores.together[keep]), "points": json_ready(points),
-                "note": note}
+        alone, together = (json_ready(some[keep]) for some in (scores.alone, scores.together))
+        return {"metric": scores.metric, "larger": scores.larger, "alone": alone,
+                "together": together, "points": json_ready(points), "note": note}
     # Of a federation with a given lam.
     if isinstance(source, Solution) and source.account and source.account.scores is not None:
         sums, active = source.account.scores, ~source.account.state.aside
         sums = sums[active] if len(sums) == len(active) else sums
         classify = view.task == "classification"
-        with np.errstate(invalid="ignore", divide="ignore"):
-            per_user = np.where(sums[:, 2] > 0, sums[:, 1] / sums[:, 2] if classify else sums[:, 0],
-                                np.nan)
+        loss, right, count = sums[keep].T[:3]
         points = np.full((len(view.path), len(keep)), np.nan)
-        points[view.index] = per_user[keep]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            points[view.index] = np.where(count > 0, right / count if classify else loss, np.nan)
         return {"metric": "accuracy" if classify else "loss", "larger": classify, "alone": None,
                 "together": None, "points": json_ready(points),
                 "note": f"On {many(int(sums[:, 2].sum()), 'row')} held out by their users."}
@@ -296,12 +288,10 @@ def aligned(scores: Scores, n_lams: int, chosen: int) -> Ints:
     The path without the held-out rows has other lams: the chosen points of both paths correspond,
     and the others by their relative position.
     """
-    many = len(scores.points)
-    if many == 1:
+    last = len(scores.points) - 1
+    if last == 0:
         return np.where(np.arange(n_lams) == chosen, 0, -1)
-    rows = np.zeros(n_lams)
-    if n_lams > 1:
-        rows = np.interp(np.arange(n_lams), [0, chosen, n_lams - 1], [0, scores.chosen, many - 1])
+    rows = np.interp(np.arange(n_lams), [0, chosen, n_lams - 1], [0, scores.chosen, last])
     rows[chosen] = scores.chosen
     return rows.round().astype(np.int64)
 
@@ -322,10 +312,10 @@ def _federated(source: Any, account: Account, keep: Ints) -> dict[str, Any]:
     """Rounds, bytes by kind of question, and the users who took part, with the bytes that each sent
     and received.
     """
-    rounds = [{"round": int(line.iteration), "gap": json_ready(line.gap),
-               "n_clusters": int(line.n_clusters), "stage": line.stage, "asked": int(line.asked),
-               "answered": int(line.answered), "bytes_up": int(line.bytes_up),
-               "bytes_down": int(line.bytes_down)} for line in account.history]
+    names = ("gap", "n_clusters", "stage", "asked", "answered", "bytes_up", "bytes_down")
+    rounds = [{"round": int(line.iteration),
+               **{name: json_ready(getattr(line, name)) for name in names}}
+              for line in account.history]
     ledger, aside, solved = account.ledger, account.aside, isinstance(source, Solution)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3])
     reasons += "; ..." * (len(aside) > 3)
@@ -359,9 +349,3 @@ def _settings(source: Fit | Path | Solution, view: View) -> dict[str, Any]:
     return {"loss": repr(view.loss), "lam": view.solution.lam, "solver": view.solution.solver,
             "graph": "all pairs" if graph.is_complete else many(graph.n_edges, "edge"),
             "tol": view.path.tol}
-
-
-def _version() -> str:
-    from coterie import __version__
-
-    return __version__

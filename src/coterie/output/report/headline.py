@@ -41,7 +41,7 @@ def title_of(source: Fit | Path | Solution, n_groups: int, n_users: int) -> str:
 
 
 def headline(source: Fit | Path | Solution, labels: Ints, task: str,
-             noun: str = "user") -> dict[str, str | None]:
+             noun: str) -> dict[str, str | None]:
     """What was `found`, for how many users it is `better`, how it `helps` on held-out rows, and how
     `sure` that is.
 
@@ -57,23 +57,22 @@ def headline(source: Fit | Path | Solution, labels: Ints, task: str,
     dict
         None for what is not known.
     """
+    kind, scores, better, helps, sure = "", None, None, None, None
+    if isinstance(source, Fit):
+        kind, scores = "" if source.settings.task == "clustering" else source.kind, source.scores
+        sure = _describe_certainty(source) if len(labels) > 1 else None
     if not isinstance(source, Fit):
-        return {"found": _describe_groups("", labels, noun), "better": None,
-                "helps": _describe_federation(source, task), "sure": None}
-    kind, scores = "" if source.settings.task == "clustering" else source.kind, source.scores
-    if len(labels) == 1:
-        helps = (None if scores is None else f"On {many(scores.n_rows, 'held-out row')}, the "
-                 f"{scores.metric} is {scores.text(scores.fitted[0], 3)}.")
-        return {"found": _describe_groups(kind, labels, noun), "better": None, "helps": helps,
-                "sure": None}
-    if scores is None:
-        unknown = ("No rows were held out, so it is not known whether sharing helps." if kind
-                   else None)
-        return {"found": _describe_groups(kind, labels, noun), "better": None, "helps": unknown,
-                "sure": _describe_certainty(source)}
-    return {"found": _describe_groups(kind, labels, noun),
-            "better": _count_better(source.kind, scores),
-            "helps": _describe_scores(source.kind, scores), "sure": _describe_certainty(source)}
+        helps = _describe_federation(source, task)
+    elif scores is not None and len(labels) == 1:
+        helps = (f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is "
+                 f"{scores.text(scores.fitted[0], 3)}.")
+    elif scores is not None:
+        better = _count_better(source.kind, scores)
+        helps = _describe_scores(source.kind, scores)
+    elif kind and len(labels) > 1:
+        helps = "No rows were held out, so it is not known whether sharing helps."
+    return {"found": _describe_groups(kind, labels, noun), "better": better, "helps": helps,
+            "sure": sure}
 
 
 def _describe_groups(kind: str, labels: Ints, noun: str) -> str:
@@ -115,15 +114,12 @@ def _count_better(kind: str, scores: Scores) -> str:
               "worse": int((gains < 0).sum())}
     users = many(len(gains), "user")
     if not abs(gain) <= 2 * error:
-        what = "worse" if gain < 0 else "better"
-        same = (f", and equally well for {counts['equally well']:,}" if counts["equally well"]
-                else "")
-        comma = "," if kind == "alone" else ""
+        what, equal = "worse" if gain < 0 else "better", counts["equally well"]
+        same, comma = f", and equally well for {equal:,}" * bool(equal), "," * (kind == "alone")
         return (f"{_SHARING[kind]} predicts {what} than {other}{comma} for {counts[what]:,} of "
                 f"{users}{same}.")
     first, *rest = [f"{name} for {count:,}" for name, count in counts.items() if count]
-    more = ("".join(f", {part}" for part in rest[:-1])
-            + "".join(f" and {part}" for part in rest[-1:]))
+    more = "".join([*(f", {part}" for part in rest[:-1]), *(f" and {part}" for part in rest[-1:])])
     return (f"{_SHARING[kind]} predicts neither clearly better nor worse than {other}: {first} of "
             f"{users}{more}.")
 
@@ -131,13 +127,13 @@ def _count_better(kind: str, scores: Scores) -> str:
 def _describe_scores(kind: str, scores: Scores) -> str:
     """How good the models are on held-out rows, and how many users are worse off."""
     alone = kind == "alone"
-    means = [scores.text(float(np.nanmean(m)), 3) for m in (scores.fitted, scores.alone,
-                                                            scores.together)]
-    others = [f"{means[1]} with users' own models"] if not alone else []
-    others += [f"{means[2]} with one model for all"] if kind != "one model" else []
-    sentences = [f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {means[0]} on "
-                 "average over users, instead of "
-                 f"{' and '.join(others)}{'' if scores.larger else ' (smaller is better)'}.",
+    fitted, own, pooled = (scores.text(float(np.nanmean(m)), 3)
+                           for m in (scores.fitted, scores.alone, scores.together))
+    others = [f"{own} with users' own models"] * (not alone)
+    others += [f"{pooled} with one model for all"] * (kind != "one model")
+    sentences = [f"On {many(scores.n_rows, 'held-out row')}, the {scores.metric} is {fitted} on "
+                 f"average over users, instead of {' and '.join(others)}"
+                 f"{'' if scores.larger else ' (smaller is better)'}.",
                  _describe_gain(scores, "one model for all" if alone else "own models",
                                 *mean_and_error(_compute_gains(kind, scores)))]
     if len(scores.worse) and not alone:
@@ -165,14 +161,14 @@ def _describe_gain(scores: Scores, other: str, gain: float, error: float) -> str
 def _describe_certainty(fit: Fit) -> str:
     stability, compared, kind = fit.stability, fit.compared, fit.kind
     if stability is not None:
-        again = ""
-        if np.isfinite(stability.searched):
-            same = ("the same groups" if stability.searched > 0.995 else "about the same groups"
-                    if stability.searched >= STABLE else "other groups")
-            again = f", and a new search without the held-out rows finds {same}"
+        again, found = "", stability.searched
+        if np.isfinite(found):
+            same = "about the same" if found >= STABLE else "other"
+            again = (", and a new search without the held-out rows finds "
+                     f"{'the same' if found > 0.995 else same} groups")
         return (f"The groups are {'stable' if stability.stable else 'unstable'}: with other rows "
-                "of the same users, "
-                f"{stability.stays.mean():.0%} of the users stay in their group{again}.")
+                f"of the same users, {stability.stays.mean():.0%} of the users stay in their "
+                f"group{again}.")
     if not isinstance(fit.settings.lam, str):
         return "The penalty strength was given, not chosen by the data."
     others = {name: loss for name, loss in compared.items() if name != kind}
@@ -182,13 +178,12 @@ def _describe_certainty(fit: Fit) -> str:
     excess, error = others[name] - compared[kind], fit.compared_errors.get(name, np.nan)
     values = f"estimated loss on new rows {others[name]:.3g} instead of {compared[kind]:.3g}"
     best = "The next best choice" if excess >= 0 else "The best choice"
+    what = f"worse by more than chance ({values})"
     if abs(excess) <= 2 * error:
-        return (f"{best}, {KIND_NAMES[name]}, is about as good ({values}); the difference can be "
-                "chance.")
-    if excess < 0:
-        return (f"{best}, {KIND_NAMES[name]}, is only a little better ({values}), so the simpler "
-                "one is taken.")
-    return f"{best}, {KIND_NAMES[name]}, is worse by more than chance ({values})."
+        what = f"about as good ({values}); the difference can be chance"
+    elif excess < 0:
+        what = f"only a little better ({values}), so the simpler one is taken"
+    return f"{best}, {KIND_NAMES[name]}, is {what}."
 
 
 def _describe_federation(source: Path | Solution, task: str) -> str | None:
@@ -215,9 +210,8 @@ def settings_sentence(source: Fit | Path | Solution, settings: Mapping[str, Any]
     if not isinstance(source, Fit):
         return ", ".join(f"{name} {value}" for name, value in settings.items())
     s, units = source.settings, source.units
-    parts = [f"{s.task} with the loss {loss_words(units.loss)}",
-             "standardised features" if s.standardize else "features as given",
-             f"L2 strength {s.ridge:g}"]
+    scaled = "standardised features" if s.standardize else "features as given"
+    parts = [f"{s.task} with the loss {loss_words(units.loss)}", scaled, f"L2 strength {s.ridge:g}"]
     if s.weights == "unit":
         parts.append("weight 1 on all pairs")
     elif s.weights != "auto":
@@ -225,8 +219,8 @@ def settings_sentence(source: Fit | Path | Solution, settings: Mapping[str, Any]
     if not isinstance(s.lam, str):
         parts.append(f"penalty strength {s.lam:g} as given")
     elif s.lam == "score" or s.weights != "auto":
-        parts.append("penalty strength chosen by " + ("silhouette" if s.task == "clustering"
-                                                      else "held-out rows"))
+        by = "silhouette" if s.task == "clustering" else "held-out rows"
+        parts.append(f"penalty strength chosen by {by}")
     else:
         parts.append("groups and penalty strength chosen automatically")
     parts += [f"at most {s.max_groups} groups"] * (s.max_groups is not None)

@@ -57,11 +57,9 @@ def render(document: Mapping[str, Any]) -> str:
               + "\n})();\n")
     policy = (f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
               "img-src data: blob:; base-uri 'none'; form-action 'none'")
-    parts = {
-        "policy": html.escape(policy),
+    parts = {"policy": html.escape(policy), "style": style, "script": script,
              "title": html.escape(str(document.get("title") or "coterie")),
-        "style": style, "script": script, "document": _json(_packed(document)),
-    }
+             "document": _json(_packed(document))}
     # One pass, so that a text that looks like a placeholder stays a text.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
@@ -120,9 +118,8 @@ def _packed(document: Mapping[str, Any]) -> dict[str, Any]:
     for part, names in (("map", ("points", "samples")),
                         ("scores", ("points", "alone", "together"))):
         if packed.get(part):
-            packed[part] = {**packed[part], **{name: _pack(packed[part][name], "<f4")
-                                               for name in names
-                                               if packed[part].get(name)}}
+            packed[part] = {name: _pack(value, "<f4") if name in names and value else value
+                            for name, value in packed[part].items()}
     if packed.get("coefficients"):
         table = dict(packed["coefficients"])
         for name in ("clusters", "standardized"):

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -117,11 +117,10 @@ def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, 
     """The table. A file is read by a copy of this process, while this one loads the compiled code
     of the solvers.
     """
-    beside = None
     # A library that has threads already cannot be used in a copy of the process.
-    if (_is_file(data) and not is_input(data) and "polars" not in sys.modules
-        and Path(data).is_file() and Path(data).stat().st_size <= _LARGE):
-        beside = begin_beside(lambda parts: parts.update({"table": read()}))
+    possible = (_is_file(data) and not is_input(data) and "polars" not in sys.modules
+                and Path(data).is_file() and Path(data).stat().st_size <= _LARGE)
+    beside = begin_beside(lambda parts: parts.update({"table": read()})) if possible else None
     if beside is None:
         return read()
     try:
@@ -130,8 +129,7 @@ def _read(data: Any, read: Callable[[], tuple[Recipe, Users]]) -> tuple[Recipe, 
         if not beside.wait_for("table"):  # for the error that it met
             return read()
         beside.warn_again("table")
-        table: tuple[Recipe, Users] = beside.parts["table"]
-        return table
+        return cast(tuple[Recipe, Users], beside.parts["table"])
     finally:
         beside.end()
 
@@ -192,14 +190,14 @@ class StoredParts(MutableMapping[str, Any]):
     def __init__(self, run: Path, asked: Mapping[str, Any], *, resume: bool) -> None:
         self.folder = run / "progress"
         text = json.dumps(asked, sort_keys=True, default=str)
-        if resume and "asked" in self and self["asked"] != text:
-            raise InvalidInput(f"{run} holds a run of other data or settings",
-                               remedy="Give the same ones, or start again without --resume")
-        if resume and "asked" not in self:
-            raise InvalidInput(f"there is no interrupted run to continue in {run}",
-                               remedy="Leave out --resume")
         if not resume:
             self.remove()
+        elif "asked" not in self:
+            raise InvalidInput(f"there is no interrupted run to continue in {run}",
+                               remedy="Leave out --resume")
+        elif self["asked"] != text:
+            raise InvalidInput(f"{run} holds a run of other data or settings",
+                               remedy="Give the same ones, or start again without --resume")
         self["asked"] = text
 
     def remove(self) -> None:

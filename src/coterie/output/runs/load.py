@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from coterie.base.errors import InvalidInput, located
-from coterie.base.labels import first_labels, labels_of
+from coterie.base.labels import first_labels, labels_of, many
 from coterie.base.storage import plain_cell, unpack
 from coterie.base.types import Array, Ints
 from coterie.data.condensed import Condensed
@@ -101,8 +101,7 @@ class Run(PredictsRows):
 
     def __repr__(self) -> str:
         gap = f"claims a gap of {self.gap:.1e}" if np.isfinite(self.gap) else "claims no bound"
-        found = (f"{self.n_clusters} group{'s' * (self.n_clusters != 1)} of {len(self.names)} "
-                 f"users, lam {self.lam:.4g}")
+        found = f"{many(self.n_clusters, 'group')} of {len(self.names)} users, lam {self.lam:.4g}"
         return f"Run({str(self.folder)!r}, {self.kind + ': ' if self.kind else ''}{found}, {gap})"
 
     @cached_property
@@ -120,8 +119,7 @@ class Run(PredictsRows):
         """The relative gap that the run claims; inf where it has no bound. `certify` computes it
         again.
         """
-        gap = self.info["gap"]
-        return np.inf if gap is None else float(gap)
+        return np.inf if self.info["gap"] is None else float(self.info["gap"])
 
     @property
     def status(self) -> Status:
@@ -240,9 +238,9 @@ class Run(PredictsRows):
                                remedy="Give the data it was made from")
         users = self._users(data)
         if list(map(str, users.names)) != list(map(str, self.names)):
-            raise InvalidInput(f"{data if isinstance(data, (str, PathLike)) else 'The table'} has "
-                               "other users than the "
-                               "run", remedy="Give the table the run was made from")
+            table = data if isinstance(data, (str, PathLike)) else "The table"
+            raise InvalidInput(f"{table} has other users than the run",
+                               remedy="Give the table the run was made from")
         if "kind" in self.info:  # older versions used all rows
             users, _ = without_far_targets(users, settings)
         # 2. The problem, built again.
@@ -359,17 +357,16 @@ class Run(PredictsRows):
             raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
         columns = model_columns(units, self.recipe.classes if self.recipe else ())
         if header[2:] != columns:
-            wrong = next((name for name, known in zip(header[2:], columns, strict=False) if name
-                          != known), "")
+            pairs = zip(header[2:], columns, strict=False)
+            wrong = next((name for name, known in pairs if name != known), "")
             raise InvalidInput(f"{file} has other columns than the run", where=f"column {wrong!r}",
                                remedy=AGAIN)
         line_of = {row[0]: k for k, row in enumerate(rows)}
         if len(line_of) != len(rows) or sorted(line_of) != sorted(names):
             raise InvalidInput(f"{file} is not about the users of this table, each once",
                                remedy=AGAIN)
-        order = [line_of[name] for name in names]
-        models = units.restored(numbers[order].reshape(len(names), len(units.coefficient_names),
-                                                       -1))
+        order, n_coefficients = [line_of[name] for name in names], len(units.coefficient_names)
+        models = units.restored(numbers[order].reshape(len(names), n_coefficients, -1))
         return models, first_labels(np.unique([rows[k][1] for k in order], return_inverse=True)[1])
 
 
@@ -404,11 +401,11 @@ def load_run(folder: str | PathLike[str]) -> Run:
     info, arrays = read(folder)
     try:
         names, solved = tuple(arrays["names"]), np.asarray(arrays["models"])
-        own, noise = arrays.get("own"), arrays.get("noise")
         given: dict[str, Any] = {n: None if arrays.get(n) is None else np.asarray(arrays[n])
-                                 for n in ("covariance", "scale", "centres")}
+                                 for n in ("covariance", "scale", "centres", "own")}
         given["unit"] = arrays.get("unit")
-        if own is not None and np.shape(own) != solved.shape:
+        own, noise = given.pop("own"), arrays.get("noise")
+        if own is not None and own.shape != solved.shape:
             raise ValueError("its models have two shapes")
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
             len(names), arrays["pairs"], np.asarray(arrays["weights"]))
@@ -416,7 +413,7 @@ def load_run(folder: str | PathLike[str]) -> Run:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
     return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
-               models=solved if own is None else np.asarray(own), duals=arrays["duals"],
+               models=solved if own is None else own, duals=arrays["duals"],
                graph=graph, noise=1.0 if noise is None else float(noise), **given)
 
 
@@ -485,25 +482,22 @@ def read(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     ------
     InvalidInput : the folder is no run, or incomplete, or damaged.
     """
-    folder = Path(folder)
-    if not (folder / "run.json").exists():
+    file, arrays = Path(folder, "run.json"), Path(folder, "solution.coterie")
+    if not file.exists():
         raise InvalidInput(f"{folder} is not a run folder: it has no run.json",
                            remedy="Give the folder that was named with --out")
     try:
-        info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        info = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise InvalidInput(f"{folder / 'run.json'} cannot be read: {error}",
-                           remedy="Run it again") from error
+        raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
     if not isinstance(info, dict):
-        raise InvalidInput(f"{folder / 'run.json'} holds no run", remedy="Run it again")
+        raise InvalidInput(f"{file} holds no run", remedy=AGAIN)
     if isinstance(info.get("scores"), dict):
         info["scores"] = {_NAMES_NOW.get(name, name): x for name, x in info["scores"].items()}
     info = {"pooled" if name == "together" else name: x for name, x in info.items()}
-    if not (folder / "solution.coterie").exists():
-        raise InvalidInput(f"{folder} is incomplete: it has no solution.coterie",
-                           remedy="Run it again")
-    return info, unpack((folder / "solution.coterie").read_bytes(),
-                        str(folder / "solution.coterie"))
+    if not arrays.exists():
+        raise InvalidInput(f"{folder} is incomplete: it has no solution.coterie", remedy=AGAIN)
+    return info, unpack(arrays.read_bytes(), str(arrays))
 
 
 def _certify_released(run: Run, tol: float) -> RunCertificate:
@@ -515,7 +509,7 @@ def _certify_released(run: Run, tol: float) -> RunCertificate:
     """
     file = run.folder / RELEASED
     if not file.exists():
-        raise InvalidInput(f"{run.folder} holds no {RELEASED}", remedy="Run it again")
+        raise InvalidInput(f"{run.folder} holds no {RELEASED}", remedy=AGAIN)
     try:
         saved = unpack(file.read_bytes(), str(file))
         p = saved["features"].shape[1]
@@ -525,7 +519,7 @@ def _certify_released(run: Run, tol: float) -> RunCertificate:
                                  run.unit, run.covariance, run.scale)
         problem = Problem(users, loss, run.lam, run.graph)
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput(f"{file} is damaged: {error}", remedy="Run it again") from error
+        raise InvalidInput(f"{file} is damaged: {error}", remedy=AGAIN) from error
     same = (run.info["n_clusters"] == run.n_clusters and run.info["lam"] == run.lam
             and run.info.get("kind") == kind_of(loss, run.labels))
     return RunCertificate.of(problem, run.solved, tol, same_claims=same)

@@ -62,8 +62,8 @@ _OPTIONAL = (RELEASED, "ledger.csv", "path.csv", "path.parquet", "models.parquet
 
 
 def save_run(result: Fit | Solution, folder: str | PathLike[str], *,
-             settings: Mapping[str, Any] | None = None,
-             title: str = "", overwrite: bool = False) -> Path:
+             settings: Mapping[str, Any] | None = None, title: str = "",
+             overwrite: bool = False) -> Path:
     """Write a result as a run folder: files that other programs read, a report, and all that
     `load_run` needs.
 
@@ -131,12 +131,13 @@ def document_of(result: Fit | Solution, *, settings: Mapping[str, Any] | None = 
     recipe, table = result.recipe, result.table
     if not title and table is not None and table.data:
         title = f"{Path(table.data).name}: {count_groups(result)}"
+    name = "federate" if hasattr(result, "ledger") else "fit"
     return report.gather(
         result, title=title or None, classes=(recipe.classes or None) if recipe else None,
-        command=None if table is None or not table.data
-        else command_of(result.settings, table, "federate" if hasattr(result, "ledger") else "fit",
-                        getattr(result, "privacy", None)), settings=settings if settings is not None
-        else result.asked(), notes=recipe.notes if recipe else ())
+        command=None if table is None or not table.data else command_of(
+            result.settings, table, name, getattr(result, "privacy", None)),
+        settings=result.asked() if settings is None else settings,
+        notes=recipe.notes if recipe else ())
 
 
 def save_report(fit: Fit, path: str | PathLike[str], *, title: str = "") -> Path:
@@ -149,8 +150,8 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit",
     """The command for the same run; the task is always given, since it may have been inferred from
     this table.
     """
-    usual = {**asdict(Settings()),
-             "task": None, "n_classes": settings.n_classes, "standardize": settings.standardize,
+    usual = {**asdict(Settings()), "task": None, "n_classes": settings.n_classes,
+             "standardize": settings.standardize,
              **asdict(TableSource(data=table.data, fingerprint=table.fingerprint))}
     names = {"holdout": "held-out"} if command == "federate" else {}
     promise = [] if privacy is None else ["--epsilon", f"{privacy.epsilon:g}", "--delta",
@@ -165,19 +166,17 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit",
 
 def count_groups(result: Fit) -> str:
     """For example "2 groups among 30 users", or what users have instead of groups."""
-    k, n = result.n_clusters, len(result.names)
-    users = many(n, result.noun)
+    k, n, noun = result.n_clusters, len(result.names), result.noun
     if result.kind == "personal":
-        return f"personal models around one centre for {users}"
+        return f"personal models around one centre for {many(n, noun)}"
     if n == 1:
-        return f"one {result.noun}"
-    if k == n:
-        return f"no groups among {users}"
+        return f"one {noun}"
     if k == 1:
-        return (f"one model for {users}" if result.settings.task != "clustering"
-                else f"one group of {users}")
-    return (f"{k} groups among "
-            f"{users}{', with personal models' * (result.kind == 'personal in groups')}")
+        what = "one group of" if result.settings.task == "clustering" else "one model for"
+        return f"{what} {many(n, noun)}"
+    groups = "no groups" if k == n else f"{k} groups"
+    personal = ", with personal models" * (k < n and result.kind == "personal in groups")
+    return f"{groups} among {many(n, noun)}{personal}"
 
 
 def _describe_fit(fit: Fit) -> dict[str, Any]:
@@ -188,9 +187,8 @@ def _describe_fit(fit: Fit) -> dict[str, Any]:
              "compared_errors": fit.compared_errors, "scores": _summarise_scores(fit.scores),
              "warnings": list(fit.warnings)}
     if fit.stability is not None:
-        facts["stability"] = json_ready({"index": fit.stability.index,
-                                         "searched": fit.stability.searched,
-                                         "stays": fit.stability.stays})
+        facts["stability"] = json_ready({name: getattr(fit.stability, name)
+                                         for name in ("index", "searched", "stays")})
     if fit.account is not None and fit.privacy is not None:
         facts["privacy"] = {**fit.statement._asdict(), "sentence": str(fit.statement)}
     if recipe is not None:
@@ -213,8 +211,8 @@ def _path_columns(fit: Fit) -> dict[str, list[Any]]:
     """The columns of path.csv."""
     points, scores = fit.path.solutions, fit.scores
     columns: dict[str, list[Any]] = {
-        "lam": [s.lam for s in points],
-        "n_clusters": [s.n_clusters for s in points], "objective": [s.objective for s in points],
+        "lam": [s.lam for s in points], "n_clusters": [s.n_clusters for s in points],
+        "objective": [s.objective for s in points],
         "bound": json_ready([s.certificate.bound for s in points]),
         "gap": json_ready([s.gap for s in points]), "status": [s.status.name for s in points]}
     if scores is not None and len(scores.points) == len(points):
@@ -300,8 +298,8 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
              **{name: shown.models[:, k].tolist() for k, name in enumerate(columns)}}
     clusters = {"cluster": labels[first].tolist(), "users": np.bincount(labels).tolist(),
                 **{name: shown.centres[:, k].tolist() for k, name in enumerate(columns)}}
-    tables = ({"models": users, "clusters": clusters}
-              | ({} if path is None else {"path": dict(path)}))
+    tables = {"models": users, "clusters": clusters} | (
+        {} if path is None else {"path": dict(path)})
     for name, rows in tables.items():
         write_atomically(folder / f"{name}.csv",
                          table(list(rows), zip(*rows.values(), strict=True)))
@@ -348,10 +346,9 @@ def _describe_federation(account: Account | None) -> dict[str, Any]:
     if account is None:
         return {}
     ledger = account.ledger
-    return {"n_rounds": account.n_rounds, "bytes": ledger.bytes, "bytes_up": ledger.bytes_up,
-            "bytes_down": ledger.bytes_down, "numbers_up": ledger.numbers_up,
-            "numbers_down": ledger.numbers_down, "bytes_by_kind": ledger.by_kind(),
-            "participants": ledger.participants(),
+    counts = ("bytes", "bytes_up", "bytes_down", "numbers_up", "numbers_down")
+    return {"n_rounds": account.n_rounds, **{name: getattr(ledger, name) for name in counts},
+            "bytes_by_kind": ledger.by_kind(), "participants": ledger.participants(),
             "aside": {str(name): reason for name, reason in account.aside.items()},
             "refusals": [[turn, str(name), reason] for turn, name, reason in account.refusals]}
 
