@@ -416,7 +416,7 @@ def _summary(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
     reply = summary_at(loss, parts, np.asarray(shared["centre"]),
                        square(shared["covariance"], dim)[0], float(shared["step"]),
                        int(shared["rank"]))
-    return {"point": reply.point, "values": _finite(reply.value), "gradient": reply.gradient,
+    return {"model": reply.point, "values": _finite(reply.value), "gradient": reply.gradient,
             "hessian": triangle(reply.hessian), "information": reply.information,
             "size": reply.spare}
 

@@ -292,12 +292,13 @@ class SessionSource:
     def summary(self, centre: Array, covariance: Array, noise: float, n_parts: int) -> Reply:
         told = self._ask("summary", centre=centre, covariance=triangle(covariance[None]),
                          step=noise, rank=n_parts)
-        reply = Reply(told["point"], told["values"], told["gradient"],
+        reply = Reply(told["model"], told["values"], told["gradient"],
                       square(told["hessian"], self.dim), told["information"], told["size"])
-        pull = (reply.point - centre) @ np.linalg.inv(covariance)
-        pull *= (noise / np.maximum(self.sizes[-1], 1))[:, None]
-        self.session.refuse(plausible.wrong_points(reply.point, reply.gradient[:, 0],
-                                                   reply.hessian[:, 0], pull))
+        strength = np.linalg.inv(covariance)
+        for k, rows in enumerate(self.sizes[::-1][:n_parts]):
+            pull = (reply.point[:, k] - centre) @ strength * (noise / np.maximum(rows, 1))[:, None]
+            self.session.refuse(plausible.wrong_points(reply.point[:, k], reply.gradient[:, k],
+                                                       reply.hessian[:, k], pull))
         return reply
 
     def evidence(self, asked: list[Hypotheses]) -> list[Told]:

@@ -49,11 +49,12 @@ _NOTHING = 1e-9  # variance of models that do not differ
 
 
 class Reply(NamedTuple):
-    """A user's summary of some parts of its rows at one point; arrays have a row for each user.
+    """A user's summaries of some parts of its rows, each at a point of its own; arrays have a row
+    for each user.
 
     Parameters
     ----------
-    point : (n_users, dim).
+    point : (n_users, parts, dim).
     value, gradient, hessian : (n_users, parts, ...) of the loss without ridge, a mean over rows.
     information : (n_users, parts) mean of 4 p (1 - p) over rows, for two classes; else 1.
     spare : (n_users, parts) sum over rows of slope^2 / curvature, for counts; else 0.
@@ -79,8 +80,8 @@ class Source(Protocol):
     target_mean: float
 
     def summary(self, centre: Array, covariance: Array, noise: float, n_parts: int) -> Reply:
-        """Every user's summary at its best model around a centre, from the rows that are not held
-        out; with `n_parts` 2 of all rows there, too.
+        """Every user's summary of the rows that are not held out, at its best model around a
+        centre; with `n_parts` 2 of all rows, too, at theirs.
         """
 
     def evidence(self, asked: list[Hypotheses]) -> list[Told]:
@@ -240,7 +241,7 @@ class _Working(NamedTuple):
 
     @classmethod
     def of(cls, reply: Reply, part: int, sizes: Ints, loss: Loss, intercepts: Flags) -> _Working:
-        near = Quadratic(point=reply.point, value=reply.value[:, part],
+        near = Quadratic(point=reply.point[:, part], value=reply.value[:, part],
                          gradient=reply.gradient[:, part], hessian=reply.hessian[:, part])
         return cls(near, sizes, reply.spare[:, part], intercepts, isinstance(loss, Poisson))
 
@@ -440,15 +441,15 @@ class RowsSource:
 def summary_at(loss: Loss, parts: list[Users], centre: Array, covariance: Array, noise: float,
                n_parts: int) -> Reply:
     """`Source.summary` of these users; `parts` as for `Source`."""
-    plain, kept = without_ridge(loss), parts[-1]
-    outer = Personal(plain, covariance=covariance, scale=noise / np.maximum(kept.sizes, 1))
-    points = outer.own_models(outer.prepare(kept), np.tile(centre, (kept.n_users, 1)))
-    columns = []
+    plain, columns = without_ridge(loss), []
     for part in parts[::-1][:n_parts]:
+        outer = Personal(plain, covariance=covariance, scale=noise / np.maximum(part.sizes, 1))
+        points = outer.own_models(outer.prepare(part), np.tile(centre, (part.n_users, 1)))
         f, g, h = plain.evaluate(plain.prepare(part), points, 2)
         h = 0.5 * (h + np.swapaxes(h, 1, 2))  # to the last bit, as a triangle of it is sent
-        columns.append((f, g, h, information(loss, part, centre), _squares(plain, part, points)))
-    return Reply(points, *(np.stack(column, axis=1) for column in zip(*columns, strict=True)))
+        columns.append((points, f, g, h, information(loss, part, centre),
+                        _squares(plain, part, points)))
+    return Reply(*(np.stack(column, axis=1) for column in zip(*columns, strict=True)))
 
 
 def _squares(loss: Loss, users: Users, points: Array) -> Array:

@@ -270,7 +270,7 @@ SCHEMAS: dict[str, Schema] = {
     # The questions of a fit, about all rows and those that are not held out.
     "facts": Schema({}, {"count": "m", "means": "m", "m2": "m", "target": "m"}),
     "summary": Schema({"centre": "=d", "covariance": "=m", "step": "=1", "rank": "=1"}, {
-        "point": "d", "values": "m", "gradient": "m", "hessian": "m", "information": "m",
+        "model": "m", "values": "m", "gradient": "m", "hessian": "m", "information": "m",
         "size": "m"}),
     "evidence": Schema({"covariance": "=m", "step": "=m", "rank": "=1", "centre": "m"}, {
         "evidence": "m", "gradient": "m"}),

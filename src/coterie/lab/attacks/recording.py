@@ -150,9 +150,9 @@ def _read(kind: str, query: Fields, reply: Fields, n_parts: int) -> Iterator[See
         start, steps = query["model"], max(int(query["steps"]), 1)
         yield 0, start, (start - reply["point"]) / (steps * float(query["rate"])), None
     elif kind == "summary":  # of the rows that are not held out first, and without a ridge
-        hessians = square(reply["hessian"], len(reply["point"]))
-        for k, gradient in enumerate(reply["gradient"]):
-            yield n_parts - 1 - k, reply["point"], gradient, hessians[k]
+        hessians = square(reply["hessian"], reply["model"].shape[-1])
+        for k, (model, gradient) in enumerate(zip(reply["model"], reply["gradient"], strict=True)):
+            yield n_parts - 1 - k, model, gradient, hessians[k]
     elif kind == "around":
         for part, (models, gradients) in enumerate(zip(reply["model"], reply["gradient"],
                                                        strict=True)):
