@@ -20,9 +20,9 @@ from coterie.fitting.kinds import Sharing, choose, choose_wide
 from coterie.fitting.settings import Settings
 from coterie.fitting.sources import FitSource
 from coterie.fitting.work import Work
-from coterie.groups.dispersion import without_outliers
 from coterie.groups.find import describe_better, describe_sizes
 from coterie.groups.partitions import Partition
+from coterie.groups.random_effects import search_summaries
 from coterie.groups.search import SearchOptions, SearchResult, kind_of, search, search_parts
 from coterie.groups.summaries import OneCentre, Summaries, summarise
 from coterie.groups.wide import search_wide
@@ -112,19 +112,16 @@ def judge_summaries(source: FitSource, settings: Settings, work: Work) -> list[C
 
 
 def _take(source: FitSource) -> tuple[list[Summaries], list[Summaries]]:
-    """The summaries, and those that groups are searched on: exact ones of squared losses, without
-    outliers; other users are asked.
+    """The summaries, and those that groups are searched on; users whose losses are not squared are
+    asked.
     """
     if not source.exact:
         summaries = summarise(source)
         return summaries, summaries
-    judged, searched = list[Summaries](), list[Summaries]()
-    for part in source.parts:
-        users, loss = without_outliers(part, source.loss)
-        searched.append(Summaries.exact(users, loss))
-        judged.append(Summaries.exact(part, source.loss) if source.loss.quadratic
-                      else searched[-1])
-    return judged, searched
+    searched = [search_summaries(part, source.loss) for part in source.parts]
+    if not source.loss.quadratic:
+        return searched, searched
+    return [Summaries.exact(part, source.loss) for part in source.parts], searched
 
 
 def _choose(known: Summaries, found: SearchResult, settings: Settings) -> Choice:

@@ -55,7 +55,7 @@ from coterie.convex.path import Path, solve_path
 from coterie.data.frames import users_frame
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
-from coterie.groups.dispersion import without_outliers
+from coterie.groups.random_effects import search_summaries
 from coterie.groups.search import (
     Kind,
     SearchOptions,
@@ -64,7 +64,7 @@ from coterie.groups.search import (
     search,
     search_parts,
 )
-from coterie.groups.summaries import RowsSource, Summaries, summarise
+from coterie.groups.summaries import RowsSource, summarise
 from coterie.groups.wide import WideSearch, search_wide
 from coterie.groups.wide_models import fit_models
 from coterie.losses import (
@@ -279,7 +279,6 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
                                                    else scaler.transform(users), loss)
     if too_wide(search_loss, search_loss.prepare(scaled)):
         return _wide_groups(users, loss, search_wide(scaled, search_loss, max_groups), unit, k)
-    scaled, search_loss = without_outliers(scaled, search_loss)
     given = None if proposals is None else tuple((check_labels(labels, users.n_users), float(cost))
                                                  for labels, cost in proposals)
     options = SearchOptions(max_groups=max_groups, n_lams=n_lams, k=k, ridge=weight_ridge,
@@ -290,8 +289,8 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
 
 
 def _search(users: Users, loss: Loss, options: SearchOptions) -> SearchResult:
-    if loss.quadratic:
-        return search(Summaries.exact(users, loss), options)
+    if loss.quadratic or type(loss) is Huber:
+        return search(search_summaries(users, loss), options)
     source = RowsSource(loss, [users])
     return search_parts(source, summarise(source), options)[1][0]
 

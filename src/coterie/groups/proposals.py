@@ -24,7 +24,8 @@ _STEP = 1.5  # ratio of two neighbouring lams of the search
 _PLATEAU = 4  # the search ends after this number of lams with the same groups
 
 
-def nearest_users(users: Participants, loss: Loss, sizes: Ints, k: int, ridge: float) -> tuple[
+def nearest_users(users: Participants, loss: Loss, sizes: Array | Ints, k: int,
+                  ridge: float) -> tuple[
     LocalModels, Graph]:
     """The local models with a quadratic loss, and the graph of the nearest users with its weights.
     """

@@ -32,10 +32,10 @@ import numpy as np
 
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Users
-from coterie.groups.dispersion import dispersion, without_ridge
+from coterie.groups.dispersion import dispersion, without_outliers, without_ridge
 from coterie.groups.noise import noise_of_users
 from coterie.groups.spread import Expansions, project, total
-from coterie.groups.summaries import intercepts_of
+from coterie.groups.summaries import Summaries, intercepts_of
 from coterie.losses import Loss, Squared
 from coterie.losses.derived import Grouped
 
@@ -49,6 +49,7 @@ _MOST = 200  # largest number of users that T is estimated from
 _EXACT = 1e10
 _SMALLEST = 1e-8  # smallest eigenvalue of T beside the largest
 _START = 0.1  # ridge of the pooled model, and pull of the first models to it
+_PROPORTION = 1e6  # of the noise of two users, at most
 _SMALL, _WIDEST = 10, 60  # coordinates up to which a full T is always tried, and tried at all
 
 
@@ -110,6 +111,21 @@ def learn_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
             return _best_spread(users, loss, labels)
         except np.linalg.LinAlgError:  # rows without noise determine models to all digits
             return None
+
+
+def search_summaries(users: Users, loss: Loss) -> Summaries:
+    """The summaries of squared losses that groups are searched on: with the noise of each user,
+    where it differs; else without outliers.
+    """
+    known = Summaries.exact(users, loss) if loss.quadratic else None
+    if known is not None and type(loss) is Squared:
+        learned = learn_spread(users, loss, np.zeros(users.n_users, dtype=np.int64))
+        noises = None if learned is None else learned.noises
+        if learned is not None and noises is not None \
+                and noises.max() < _PROPORTION * noises.min():  # beyond it targets are outliers
+            return replace(known, noise=learned.noise, noises=noises)
+    few, squared = without_outliers(users, loss)
+    return known if known is not None and few is users else Summaries.exact(few, squared)
 
 
 def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:

@@ -19,7 +19,7 @@ from coterie.data.users import Participants
 from coterie.groups.partitions import Judge, ModelTree, Partition
 from coterie.groups.proposals import WithRidge, nearest_users, proposals_of, search_path
 from coterie.groups.sampling import sample_of, split_off
-from coterie.groups.spread import Spread
+from coterie.groups.spread import Spread, intercept_spread
 from coterie.groups.summaries import Source, Summaries, ask_evidence
 from coterie.losses import Loss
 from coterie.losses.derived import Quadratic
@@ -104,10 +104,29 @@ def kind_of(description: Partition) -> Kind:
 def search(known: Summaries, options: SearchOptions) -> SearchResult:
     """The search among users, by their summaries, with standardised features."""
     judge = Judge.of(known)
-    path = propose(known.users, known.loss, known.sizes, options)
+    path = propose(known.users, known.loss, known.certain, options)
     sources = Sources(path, options.proposals)
-    return SearchResult(_within_limit(lambda limit: _descriptions(judge, sources, limit),
-                                      options.max_groups), path)
+    found = SearchResult(_within_limit(lambda limit: _descriptions(judge, sources, limit),
+                                       options.max_groups), path)
+    return found._replace(examined=[*found.examined, *_with_levels(known, judge, found, options)])
+
+
+def _with_levels(known: Summaries, judge: Judge, found: SearchResult,
+                 options: SearchOptions) -> list[Partition]:
+    """Groups of slopes, where every user has an intercept of its own: they are searched with the
+    intercepts integrated out, if the shortest description says that models vary.
+    """
+    free, spread = known.intercepts, found.best.spread
+    if spread is None or free.all() or not free.any() or options.proposals is not None:
+        return []
+    T = np.diag(np.where(free, np.diag(spread.covariance), 0.0))
+    inner = replace(known.around(T), intercepts=np.zeros_like(free))
+    again = search(inner, replace(options, progress=None))
+    out, cost = list[Partition](), 0.5 * float(free.sum() * np.log(judge.n))
+    for part in _best([part for part in again.examined if part.spread is None], _EXAMINED):
+        within = intercept_spread(known.expansions, part.labels, T, free, cost)
+        out.append(judge.described(part.labels, within))
+    return out
 
 
 def search_parts(source: Source, summaries: list[Summaries],
@@ -167,7 +186,7 @@ def _weighed(known: Summaries, examined: list[Partition], asked: list[Partition]
     return [part for part in out if part.spread is None or not part.labels.any()]
 
 
-def propose(users: Participants, loss: Loss, sizes: Ints, options: SearchOptions) -> Path:
+def propose(users: Participants, loss: Loss, sizes: Array | Ints, options: SearchOptions) -> Path:
     """The path with quadratic losses, of a sample if there are many users; empty if there are
     proposals already.
     """
@@ -185,7 +204,7 @@ def propose(users: Participants, loss: Loss, sizes: Ints, options: SearchOptions
                        options.progress)
 
 
-def whole_problem(users: Participants, loss: Loss, sizes: Ints,
+def whole_problem(users: Participants, loss: Loss, sizes: Array | Ints,
                   options: SearchOptions) -> tuple[Problem, LocalModels]:
     """The problem whose path proposes groups, with weights by Wald distance, and local models."""
     local, graph = nearest_users(users, loss, sizes, options.k, options.ridge)

@@ -33,7 +33,7 @@ import numpy as np
 
 from coterie.base.labels import group_sums
 from coterie.base.machine import in_parts
-from coterie.base.types import Array, Indices, Ints
+from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise
 
@@ -319,6 +319,21 @@ class RoundSpread:
         u = 1.0 / (1.0 + t * self.scales)
         deviations = t * u * (self.turned - self.scales * _times(self.axes, centres))
         return float((deviations**2).sum() + t * u.sum()) / u.size
+
+
+def intercept_spread(expansions: Expansions, labels: Ints, start: Array, free: Flags,
+                     cost: float) -> Spread:
+    """The spread of intercepts alone, `free`, around the centres of groups, by EM."""
+    T = start
+    for _ in range(_ROUNDS):
+        marginal, posterior = expansions.marginal(T)
+        centres = marginal.centres(labels)
+        before, moment = T, expansions.second_moment(centres[labels], posterior)
+        T = np.diag(np.where(free, np.diag(moment), 0.0))
+        if np.abs(T - before).max() <= 0.02 * np.abs(T).max():
+            break
+    models = expansions.modes(centres[labels], posterior)
+    return Spread(T, 0, cost, centres, models, float(marginal.at_own(centres[labels]).sum()))
 
 
 def estimate_covariance(expansions: Expansions, labels: Ints, rank: int, start: Array) -> Array:

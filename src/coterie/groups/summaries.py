@@ -138,6 +138,7 @@ class Summaries:
     one : the stable model that summaries were taken around; None for squared losses.
     told : (n_users,) log-likelihoods that users told, by the labels of groups that share a model.
     prior : (dim,) precision of the prior of centres.
+    noises : (n_users,) the noise of each user over s; None where it is equal for all.
     """
 
     users: Participants
@@ -151,6 +152,7 @@ class Summaries:
     # (n_users,) log-likelihoods that users told, by the groups that share a model.
     told: dict[bytes, Array] = field(default_factory=dict, repr=False)
     prior: Array = field(default_factory=lambda: np.zeros(0))
+    noises: Array | None = None
 
     @cached_property
     def samples(self) -> Samples:
@@ -160,7 +162,12 @@ class Summaries:
     @property
     def weights(self) -> Array:
         """(n_users,) what a user's loss counts in its log-likelihood."""
-        return np.asarray(self.sizes / self.noise)
+        return np.asarray(self.certain / self.noise)
+
+    @property
+    def certain(self) -> Array:
+        """(n_users,) rows, as many as they are worth where noise differs."""
+        return np.asarray(self.sizes if self.noises is None else self.sizes / self.noises)
 
     @cached_property
     def expansions(self) -> Expansions:
@@ -177,6 +184,15 @@ class Summaries:
         return cls(users=users, loss=loss, sizes=users.sizes, ridge=ridge_of(loss, samples),
                    noise=dispersion(loss, users, samples), n_eff=float(users.sizes.sum()),
                    intercepts=intercepts_of(loss, samples))
+
+    def around(self, covariance: Array) -> Summaries:
+        """The same users, whose models vary around the one that is asked for."""
+        marginal, weights = self.expansions.marginal(covariance)[0], self.weights
+        loss = Quadratic(point=np.zeros_like(marginal.slopes), value=-marginal.constants / weights,
+                         gradient=-marginal.slopes / weights[:, None],
+                         hessian=marginal.curvatures / weights[:, None, None])
+        return replace(self, users=Participants(self.users.names, self.users.feature_names),
+                       loss=loss, ridge=np.zeros_like(self.ridge))
 
     def precision(self, n_groups: int) -> Array:
         """(dim, dim) of the prior of centres: the one of all users, or those of several groups,

@@ -64,7 +64,7 @@ class LocalModels:
 
     models: Array
     hessians: Array
-    counts: Ints
+    counts: Array | Ints
     wide: WaldDistances | None = None
 
     @classmethod
