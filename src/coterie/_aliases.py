@@ -54,11 +54,10 @@ MOVED = {
     "privacy.home": "federated.private.release", "privacy.inference": "lab.attacks.inference",
     "privacy.ledger": "federated.private.ledger", "privacy.lower_bound": "lab.attacks.releases",
     "privacy.poison": "lab.attacks.poison", "privacy.policy": "federated.private.policy",
-    "privacy.reconstruction": "lab.attacks.inference",
-    "privacy.recording": "lab.attacks.recording", "privacy.release": "federated.private.release",
-    "privacy.runs": "lab.commands", "privacy.simulation": "lab.attacks.simulation",
-    "runs": "output.runs", "solution": "problem.solution", "storage": "base.storage",
-    "threads": "base.machine"}
+    "privacy.reconstruction": "lab.attacks.inference", "privacy.recording": "lab.attacks.recording",
+    "privacy.release": "federated.private.release", "privacy.runs": "lab.commands",
+    "privacy.simulation": "lab.attacks.simulation", "runs": "output.runs",
+    "solution": "problem.solution", "storage": "base.storage", "threads": "base.machine"}
 
 
 class _Moved(MetaPathFinder, Loader):
