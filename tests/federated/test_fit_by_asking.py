@@ -79,8 +79,8 @@ def test_hessians_are_asked_for_at_few_points():
     assert {len(one.hessians) for one in evidence} == {1}
     assert {len(one.hessians) for one in kept} == {2}
     assert min(len(one.gradients) for one in evidence) > 3
-    kinds = [exchange.queries.kind for exchange in recorder.exchanges if "hessian" in exchange.replies.arrays
-             and exchange.replies.arrays["hessian"].size]
+    kinds = [queries.kind for queries, replies in recorder.exchanges
+             if "hessian" in replies.arrays and replies.arrays["hessian"].size]
     assert kinds == ["summary", "summary"]
 
 

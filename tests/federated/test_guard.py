@@ -38,7 +38,7 @@ def about(kind, centres):
     if kind == "summary":
         return {"centre": centres[0], "covariance": triangle(np.eye(dim)[None]), "step": 1.0, "rank": 1}
     question = {"centre": centres[None], "covariance": triangle(np.eye(dim)[None].repeat(k, axis=0))[None]}
-    return question if kind == "around" else {**question, "step": np.ones(1)}
+    return question if kind == "around" else {**question, "step": np.ones(1), "rank": 0}
 
 
 # -- consent
@@ -171,6 +171,8 @@ def test_a_question_counts_once_for_every_model_that_its_answer_holds(tmp_path):
         nosy.ask("around", **about("around", np.ones((6, 3))))
     with pytest.raises(PermissionError, match="max-questions"):
         nosy.ask("evidence", **about("evidence", np.ones((40, 3))))
+    with pytest.raises(PermissionError, match="max-questions"):
+        nosy.ask("evidence", **{**about("evidence", np.ones((9, 3))), "rank": 9})
     assert nosy.ask("around", **about("around", np.ones((2, 3))))
     assert nosy.ask("summary", **about("summary", np.ones((1, 3))))
     with pytest.raises(PermissionError, match="max-hessians"):

@@ -105,7 +105,7 @@ def test_a_server_cannot_name_a_folder(tmp_path):
 EYE = np.array([1.0, 0, 0, 1, 0, 1])  # the triangle of a matrix
 SUMMARY = {"centre": MODEL, "covariance": EYE[None], "step": 1.0, "rank": 1}
 AROUND = {"centre": MODEL[None, None], "covariance": EYE[None, None]}
-EVIDENCE = {**AROUND, "step": np.ones(1)}
+EVIDENCE = {**AROUND, "step": np.ones(1), "rank": np.array(1)}
 BIG = np.array(2**31 - 1)
 ATTACKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("train", {"model": MODEL, "steps": np.array(3), "rate": 0.1}, {"steps": BIG}, "2,147,483,647 steps, and 10,000"),
@@ -127,7 +127,9 @@ ATTACKS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("evidence", EVIDENCE, {"step": np.ones(2)}, "not allowed"),
     ("evidence", EVIDENCE, {"covariance": EYE[None, None].repeat(9, axis=1)}, "not allowed"),
     ("evidence", EVIDENCE, {"covariance": -EYE[None, None]}, "not positive"),
-    ("evidence", EVIDENCE, {name: array.repeat(2, axis=0) for name, array in EVIDENCE.items()}, "not allowed"),
+    ("evidence", EVIDENCE, {name: EVIDENCE[name].repeat(2, axis=0) for name in (*AROUND, "step")}, "not allowed"),
+    ("evidence", EVIDENCE, {"rank": np.array(2)}, "not allowed"),
+    ("evidence", EVIDENCE, {"rank": np.array(-1)}, "not allowed"),
     ("around", AROUND, {"centre": np.zeros((1, 1, 4))}, "not allowed"),
     ("around", AROUND, {"centre": np.zeros((1, 3))}, "not allowed"),
     ("around", AROUND, {"covariance": EYE}, "not allowed"),
@@ -157,9 +159,10 @@ def test_users_of_a_node_are_asked_one_question_at_a_time(tmp_path):
     first = Query("evidence", 0, EVIDENCE)
     for other in (Query("evidence", 0, {**EVIDENCE, "covariance": 2 * EYE[None, None]}),
                   Query("evidence", 1, EVIDENCE), Query("gradient", 0, {"model": MODEL}),
-                  Query("evidence", 0, {**AROUND, "step": np.full(1, 2.0)}),
-                  Query("evidence", 0, {"step": np.ones(1), **{name: array.repeat(2, axis=1)
-                                                               for name, array in AROUND.items()}})):
+                  Query("evidence", 0, {**EVIDENCE, "step": np.full(1, 2.0)}),
+                  Query("evidence", 0, {**EVIDENCE, "rank": np.array(0)}),
+                  Query("evidence", 0, {**EVIDENCE, **{name: array.repeat(2, axis=1)
+                                                       for name, array in AROUND.items()}})):
         answers = nosy.send({0: first, 1: other})
         assert set(answers.replies) == {"0"}
         assert "different questions at once" in answers.refusals["1"]

@@ -93,7 +93,7 @@ def fit_federation(runtime: Carrier, deployment: Deployment, settings: Settings,
     Incompatible : users who do not come or do not answer, or nodes whose data do not fit together.
     InvalidInput : data or settings that cannot be used, or that cannot be private.
     """
-    run = run or FederationSettings()
+    began, run = time.perf_counter(), run or FederationSettings()
     folder = None if run.checkpoint is None else Path(run.checkpoint)
     if privacy is not None:
         check_promise(privacy, deployment, folder)
@@ -132,7 +132,7 @@ def fit_federation(runtime: Carrier, deployment: Deployment, settings: Settings,
     account = Account(ledger=session.ledger, history=tuple(session.history),
                       refusals=tuple(session.refusals), aside=aside, privacy=privacy,
                       at_home=at_home)
-    return replace(found, account=account)
+    return replace(found, account=account, seconds=time.perf_counter() - began)
 
 
 def _without_refusers(session: Session, agreement: Agreement, folder: Path | None,

@@ -21,14 +21,11 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.sources import FitSource
 from coterie.fitting.work import Work
 from coterie.groups.find import describe_better, describe_sizes
-from coterie.groups.partitions import Partition
 from coterie.groups.random_effects import search_summaries
 from coterie.groups.search import SearchOptions, SearchResult, kind_of, search, search_parts
 from coterie.groups.summaries import OneCentre, Summaries, summarise
 from coterie.groups.wide import search_wide
 from coterie.losses import Loss
-
-_ABOUT_AS_WELL = 4.0  # nats by which groups may be described longer than one centre with spread
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,13 +123,7 @@ def _take(source: FitSource) -> tuple[list[Summaries], list[Summaries]]:
 
 def _choose(known: Summaries, found: SearchResult, settings: Settings) -> Choice:
     """The kind of models for the groups that were found."""
-    best = found.best
-    if known.one is not None and kind_of(best) == "one centre with spread":
-        # What describes users about as well is judged by how well it predicts.
-        near = [part for part in found.examined if part.labels.any()
-                and part.length < best.length + _ABOUT_AS_WELL]
-        best = min(near, key=lambda part: part.length, default=best)
-    labels, sentence, n_groups = best.labels, _describe(found, best), best.n_groups
+    labels, sentence, n_groups = found.best.labels, _describe(found), found.best.n_groups
     at_limit = 1 < n_groups < len(labels) and n_groups == settings.max_groups
     limit = " The search stopped at this number." if at_limit else ""
     if settings.task == "clustering":
@@ -140,8 +131,6 @@ def _choose(known: Summaries, found: SearchResult, settings: Settings) -> Choice
                       Sharing("groups" if labels.any() else "one model", labels),
                       known=known, path=found.path)
     compared = choose(known, labels, settings)
-    if best is not found.best and not compared.sharing.labels.any():
-        labels, sentence = found.best.labels, _describe(found, found.best)
     return Choice(labels, _used(labels, compared.sharing, sentence) + limit, compared.sharing,
                   compared.means, compared.errors, known, found.path)
 
@@ -154,20 +143,16 @@ def _used(labels: Ints, sharing: Sharing, sentence: str) -> str:
     return sentence
 
 
-def _describe(found: SearchResult, best: Partition) -> str:
-    """A sentence about a search, and the partition that is used."""
-    n, many = len(best.labels), len(found.examined)
+def _describe(found: SearchResult) -> str:
+    """A sentence about a search."""
+    best, n, many = found.best, len(found.best.labels), len(found.examined)
     if n == 1 or kind_of(best) == "one model":
         return one_group(n, many)
     if kind_of(best) == "one centre with spread":
         return (f"Users differ, but continuously: no groups stand out (none of {many} descriptions "
                 f"of the {n} users is better than one centre with a spread of models).")
-    as_well = best is not found.best
-    one = min(p.length for p in found.examined
-              if not (p.labels.any() or (as_well and p.spread is not None)))
+    one = min(p.length for p in found.examined if not p.labels.any())
     within = " Models also vary within groups." if best.spread is not None else ""
-    if as_well:
-        within += " One centre with a spread of models describes them about as well."
     return (f"{best.n_groups} groups of {describe_sizes(best.labels)} users "
             f"{describe_better(one - best.length)}.{within}")
 

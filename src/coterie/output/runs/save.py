@@ -256,14 +256,15 @@ def _loss_parts(problem: Problem) -> dict[str, Any]:
     parts: dict[str, Any] = dict.fromkeys(("unit", "covariance", "scale", "noise"))
     loss = problem.loss.loss if isinstance(problem.loss, Remote) else problem.loss
     inner = loss.loss if isinstance(loss, Personal) else loss
-    sizes, counted = problem.users.sizes, np.ones(problem.n_users)
     if isinstance(inner, Weighted):
-        parts["unit"], counted = inner.unit, np.asarray(sizes / inner.unit)
+        parts["unit"] = inner.unit
     if isinstance(loss, Personal):
         parts["covariance"] = None if loss.covariance is None else np.asarray(loss.covariance)
-        if isinstance(loss.scale, np.ndarray):
-            parts["scale"] = loss.scale
-            parts["noise"] = float(np.median(loss.scale * sizes / np.maximum(counted, 1e-300)))
+    if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray):
+        sizes, scale = problem.users.data.sizes, loss.scale
+        # What every row counts is in the scale.
+        noises = scale * sizes if parts["unit"] is None else scale * np.asarray(parts["unit"])
+        parts |= {"scale": scale, "noise": float(np.median(noises))}
     return parts
 
 
