@@ -18,7 +18,7 @@ from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.forms import between, trusted
 from coterie.federated.private.ledger import NodeLedger
-from coterie.federated.private.release import Releasing, answer_release
+from coterie.federated.private.release import ReleaseQuestion, question_of, release
 from coterie.federated.protocol.messages import (
     SCHEMAS,
     BadMessage,
@@ -90,10 +90,9 @@ class Data:
     def n_users(self) -> int:
         return self.samples.n_users
 
-    @property
-    def releasing(self) -> Releasing:
-        """The users as those who release."""
-        return Releasing(self.samples.users.data, self.keeper, self.experiment)
+    def release(self, user: int, question: ReleaseQuestion) -> bytes:
+        """What a user releases, the same bytes each time."""
+        return release(self.samples.users.data, self.keeper, user, question, self.experiment)
 
 
 def answer(data: Data, query: Query) -> Reply:
@@ -483,12 +482,18 @@ def _join(data: Data, queries: Batch) -> Answer:
             {"model": Ragged.of(models, np.ones(n, dtype=np.int64))})
 
 
+def _release(data: Data, queries: Batch) -> Answer:
+    question = question_of(queries.shared, data.samples.users.n_features)
+    return {"released": np.stack([np.frombuffer(data.release(user, question), dtype="<f8")
+                                  for user in queries.users.tolist()])}, {}
+
+
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     **dict.fromkeys(_FIT, _fit), "describe": _describe, "local": _local,
     "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train, "certify": _certify,
     "score": _score, "moments": _moments,
     "join": _join,
-    "release": lambda data, queries: (answer_release(data.releasing, queries), {}),
+    "release": _release,
     # That the users have what they need; their models stay with them.
     "home": lambda data, queries: ({"who": np.zeros(len(queries), dtype=np.int64)}, {}),
 }

@@ -97,16 +97,12 @@ class SpanRows(NamedTuple):
         return values[order], vectors[:, order].T
 
 
-class HessianPart(NamedTuple):
-    """A part of a user's Hessian."""
-
-    basis: Array  # (rows, dim) new vectors, k in each row, the last of them zero
-    core: Array  # the triangle of the core, or rows sqrt(l - inner) v for its largest eigenvalues l
-    levels: Array  # outer, and inner if there are rows
-
-
-def part_of(rows: SpanRows, ridge: float, have: int, budget: float) -> HessianPart:
+def part_of(rows: SpanRows, ridge: float, have: int, budget: float) -> tuple[Array, Array, Array]:
     """What fits into a reply, for a server that has some vectors.
+
+    - (rows, dim) new vectors, k in each row, the last of them zero;
+    - the triangle of the core, or rows sqrt(l - inner) v for its largest eigenvalues l;
+    - the levels: outer, and inner if there are rows.
 
     Parameters
     ----------
@@ -133,14 +129,13 @@ def part_of(rows: SpanRows, ridge: float, have: int, budget: float) -> HessianPa
     levels = np.array([max(outer, 0.0) + ridge])
     if _half(size) <= left:
         core = triangle((known.core() + (across + ridge) * np.eye(size))[None])[0]
-        return HessianPart(sent.reshape(-1, p * k), core, levels)
+        return sent.reshape(-1, p * k), core, levels
     count = min(max(int(left // size), 0), size - 1)
     values, vectors = known.leading(count + 1)
     inner = max(float(values[-1]), 0.0)
     above = np.flatnonzero(values - inner > _EQUAL * values[0])
     core = vectors[above] * np.sqrt(values[above] - inner)[:, None]
-    return HessianPart(sent.reshape(-1, p * k), core.ravel(),
-                       np.append(levels, inner + across + ridge))
+    return sent.reshape(-1, p * k), core.ravel(), np.append(levels, inner + across + ridge)
 
 
 def _half(size: int) -> int:
@@ -167,17 +162,17 @@ def hessian_parts(curvature: RowCurvature, ridge: float, have: Ints, rank: int,
         raise Incompatible("Complete Hessians of wide models are too large to send. Use "
                            "Newton(rank=0).")
     n, dim = curvature.shape
-    out: list[HessianPart] = [HessianPart(np.empty((0, dim)), np.empty(0), np.empty(0))] * n
+    out = [(np.empty((0, dim)), np.empty(0), np.empty(0))] * n
     for part in curvature.terms:
         for position, user in enumerate(part.users):
             rows = SpanRows.of(curvature, part, position)
             if withheld is not None and withheld[user]:
-                out[user] = HessianPart(np.empty((0, dim)), np.empty(0), _rounded(rows, ridge))
+                out[user] = np.empty((0, dim)), np.empty(0), _rounded(rows, ridge)
             else:
                 out[user] = part_of(rows, ridge, int(have[user]), (rank or _MODELS) * dim)
     return {name: Ragged.of(np.concatenate(pieces), np.array([len(piece) for piece in pieces]))
-            for name, pieces in (("basis", [one.basis for one in out]), (
-                "core", [one.core for one in out]), ("diagonal", [one.levels for one in out]))}
+            for name, pieces in zip(("basis", "core", "diagonal"), zip(*out, strict=True),
+                                    strict=True)}
 
 
 def _rounded(rows: SpanRows, ridge: float) -> Array:

@@ -164,18 +164,6 @@ class Ragged(NamedTuple):
         return self.values[self.offsets[index]:self.offsets[index + 1]]
 
 
-class Traffic(NamedTuple):
-    """The size of one field of a batch: numbers and bytes of each user, and of what all of them
-    share.
-    """
-
-    field: str
-    numbers: Ints
-    size: Ints
-    shared_numbers: int
-    shared_size: int
-
-
 @dataclass(frozen=True, eq=False)
 class Batch(Mapping[int, Message]):
     """Messages of one kind to or from many users; as a mapping, one message per user."""
@@ -207,23 +195,21 @@ class Batch(Mapping[int, Message]):
         ragged = {name: part.take(indices) for name, part in self.ragged.items()}
         return Batch(self.kind, self.round, self.users[indices], arrays, ragged, self.shared)
 
-    def traffic(self) -> list[Traffic]:
-        """The size of every field when sent, the frames of the messages last."""
-        n, none, rows = len(self), np.zeros(len(self), dtype=np.int64), []
+    def traffic(self) -> Iterator[tuple[str, Ints, Ints, int, int]]:
+        """The size of every field when sent, the frames of the messages last: its name, numbers and
+        bytes of each user, and numbers and bytes of what all of them share.
+        """
+        none = np.zeros(len(self), dtype=np.int64)
         for name, array in self.arrays.items():
-            numbers = int(np.prod(array.shape[1:]))
-            rows.append(Traffic(name, none + numbers, none + field_size(array.shape[1:],
-                array.dtype), 0, 0))
+            size = field_size(array.shape[1:], array.dtype)
+            yield name, none + int(np.prod(array.shape[1:])), none + size, 0, 0
         for name, part in self.ragged.items():
-            per = int(np.prod(part.values.shape[1:]))
-            head = 3 + 4 * part.values.ndim
-            size = np.where(part.counts > 0, head + part.counts * per * _width(part.values.dtype),
-                            0)
-            rows.append(Traffic(name, part.counts * per, size, 0, 0))
-        if n:
-            rows += [Traffic(name, none, none, array.size, field_size(array.shape, array.dtype))
-                     for name, array in self.shared.items()]
-        return [*rows, Traffic("frame", none, none + FRAME, 0, 0)]
+            numbers = part.counts * int(np.prod(part.values.shape[1:]))
+            sizes = 3 + 4 * part.values.ndim + numbers * _width(part.values.dtype)
+            yield name, numbers, np.where(part.counts > 0, sizes, 0), 0, 0
+        for name, array in self.shared.items() if len(self) else ():
+            yield name, none, none, array.size, field_size(array.shape, array.dtype)
+        yield "frame", none, none + FRAME, 0, 0
 
 
 def _width(dtype: np.dtype[Any]) -> int:
