@@ -406,8 +406,7 @@ def facts(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
             np.stack([targets.means[:, 0], targets.m2[:, 0], largest], axis=1)
         rows.append((counts, means, m2, target))
     return dict(zip(("count", "means", "m2", "target"),
-                    (np.stack(part, axis=1) for part in zip(*rows, strict=True)),
-                    strict=True))
+                    (np.stack(part, axis=1) for part in zip(*rows, strict=True)), strict=True))
 
 
 def _summary(loss: Loss, parts: list[Users], queries: Batch) -> Fields:

@@ -339,9 +339,8 @@ def without_dominant(moments: Moments) -> Moments:
         mean = counts[others] @ means[others, column] / n
         total = m2[others, column].sum() + counts[others] @ (means[others, column] - mean) ** 2
         means[user, column], m2[user, column] = mean, counts[user] * total / n
-    log.warning("column(s) number %s: one user is left out of the scaling, its numbers are out of "
-                "all proportion",
-                ", ".join(map(str, ruled[:5])))
+    log.warning("column(s) number %s: one user is left out of the "
+                "scaling, its numbers are out of all proportion", ", ".join(map(str, ruled[:5])))
     return Moments(counts, means, m2)
 
 

@@ -334,9 +334,8 @@ class Deployment:
             value = getattr(self, name)
             if value and not (name == "weights" and value == "auto"):
                 key = key_of(name)
-                raise InvalidInput(f"{key} is for a given lam, and lam is auto",
-                                   remedy="Give lam a number, for example --lam 0.05, or leave "
-                                          f"{key} out")
+                raise InvalidInput(f"{key} is for a given lam, and lam is auto", remedy="Give "
+                                   f"lam a number, for example --lam 0.05, or leave {key} out")
         n_lams = Settings.n_lams if self.n_lams == "auto" else int(self.n_lams)
         return Settings(loss=self.loss, ridge=self.ridge, n_lams=n_lams, count=self.count,
                         max_groups=int(self.max_groups) or None, tol=float(self.tol),

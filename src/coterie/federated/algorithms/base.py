@@ -73,8 +73,7 @@ class Participation:
             trace = np.asarray(self.trace, dtype=bool)
             if trace.ndim != 2 or not len(trace):
                 raise InvalidInput("a trace has one row per round and one column per user, got "
-                                   f"shape {trace.shape}",
-                                   remedy="Give an array of True and False")
+                                   f"shape {trace.shape}", remedy="Give an array of True and False")
             object.__setattr__(self, "trace", trace)
 
     def share(self, n_users: int) -> float:
@@ -98,9 +97,8 @@ class Participation:
             return np.ones(n_users, dtype=bool)
         trace: Flags = self.trace  # type: ignore[assignment]  # an array since __post_init__
         if trace.shape[1] != n_users:
-            raise InvalidInput(f"the trace is for {trace.shape[1]} users, the federation has "
-                               f"{n_users}",
-                               remedy="Give one column per user")
+            raise InvalidInput(f"the trace is for {trace.shape[1]} users, "
+                               f"the federation has {n_users}", remedy="Give one column per user")
         return trace[turn % len(trace)]
 
     def choose(self, turn: int, eligible: Flags, seed: int, need: Array | None = None) -> Ints:
@@ -176,8 +174,7 @@ class Federation:
     def of(cls, problem: Problem, **more: Any) -> Self:
         """The federation that solves this problem; `more` are its other fields."""
         return cls(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam,
-                   graph=problem.graph,
-                   features=problem.users.feature_names, **more)
+                   graph=problem.graph, features=problem.users.feature_names, **more)
 
     @property
     def n_users(self) -> int:

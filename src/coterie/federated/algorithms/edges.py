@@ -147,9 +147,8 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch,
     # S3: their differences, from the old models.
     at = _positions(queries, "update", offsets)
     if at.size:
-        difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at],
-                                     kept["radii"].values[at],
-                                     rho, eta_z)
+        difference[at] = differences(points[owner[at]], seen[at],
+                                     difference[at], hat[at], kept["radii"].values[at], rho, eta_z)
     stepped = np.zeros(len(users), dtype=np.int64)
     stepped[stepping] = 1
     counts = queries.ragged["update"].counts if at.size else np.zeros(len(users), dtype=np.int64)

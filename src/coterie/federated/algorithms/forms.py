@@ -41,8 +41,7 @@ class Forms(NamedTuple):
         """Nothing is known; of long models not even which form the Hessians will have."""
         size = dim if dim < _WIDE else 0
         return cls(np.zeros((n, size, size)), np.zeros((n, 0, 0)), np.zeros((n, 0, 0)),
-                   np.zeros((n, 0)), np.zeros(n),
-                   np.zeros(n), np.zeros(n, dtype=np.int64))
+                   np.zeros((n, 0)), np.zeros(n), np.zeros(n), np.zeros(n, dtype=np.int64))
 
     @property
     def in_spans(self) -> bool:

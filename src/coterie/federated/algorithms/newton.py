@@ -137,13 +137,12 @@ class NewtonMethod(Method):
 
     def begin(self, models: Array) -> NewtonState:
         n, d = self.federation.n_users, self.federation.dim
-        return NewtonState(
-            **self.fresh, now=models, sent=models, points=models, values=np.zeros(n),
-                           gradients=np.zeros((n, d)),
-            **Forms.blank(n, d)._asdict(), shift=np.zeros(n), known=np.zeros(n, dtype=bool),
-            doubted=np.zeros(n, dtype=bool), duals=np.zeros((self.federation.graph.n_edges, d)),
-                           sigma=0.0,
-            promised=np.full(n, np.inf), trust=1.0, error=np.inf)
+        return NewtonState(**self.fresh, now=models, sent=models,
+                           points=models, values=np.zeros(n), gradients=np.zeros((n, d)),
+                           **Forms.blank(n, d)._asdict(), shift=np.zeros(n),
+                           known=np.zeros(n, dtype=bool), doubted=np.zeros(n, dtype=bool),
+                           duals=np.zeros((self.federation.graph.n_edges, d)),
+                           sigma=0.0, promised=np.full(n, np.inf), trust=1.0, error=np.inf)
 
     def warm(self, state: NewtonState) -> NewtonState:
         """All replies are still valid: the problem is solved with them before users are asked

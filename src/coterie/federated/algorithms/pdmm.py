@@ -96,9 +96,8 @@ class PDMM(Algorithm):
     @classmethod
     def printed(cls, **changes: Any) -> PDMM:
         """The algorithm as printed, with the parameters of the paper's experiment."""
-        return cls(**{"variant": "paper", "edge_state": "users", "rho": 10.0, "eta": 10.0,
-                      "eta_z": 10.0, "tau": 0.8,
-                      "nu": 0.2, **changes})
+        return cls(**{"variant": "paper", "edge_state": "users",
+                      "rho": 10.0, "eta": 10.0, "eta_z": 10.0, "tau": 0.8, "nu": 0.2, **changes})
 
     def __post_init__(self) -> None:
         for name, allowed in (("variant", ("symmetric", "paper")),
@@ -107,9 +106,8 @@ class PDMM(Algorithm):
                               ("bregman", ("euclidean", "linear")),
                               ("select", ("users", "variables"))):
             if getattr(self, name) not in allowed:
-                raise InvalidInput(f"{name} must be {' or '.join(map(repr, allowed))}, got "
-                                   f"{getattr(self, name)!r}",
-                                   remedy=f"Use {allowed[0]!r}")
+                raise InvalidInput(f"{name} must be {' or '.join(map(repr, allowed))}, "
+                                   f"got {getattr(self, name)!r}", remedy=f"Use {allowed[0]!r}")
         for name in ("rho", "tau"):
             value = getattr(self, name)
             if value is not None and not (np.isfinite(value) and value > 0):
@@ -205,27 +203,22 @@ class PDMMMethod(Method):
         return self._known[1]
 
     def _pairs(self, aside: Flags) -> Pairs:
-        return Pairs(self.federation.graph, self.federation.lam, aside,
-                     ordered=self.settings.pairs == "ordered",
-                     both=self.both)
+        return Pairs(self.federation.graph, self.federation.lam,
+                     aside, ordered=self.settings.pairs == "ordered", both=self.both)
 
     def begin(self, models: Array) -> PDMMState:
         n, d = self.federation.n_users, self.federation.dim
         pairs = self._pairs(np.zeros(n, dtype=bool))
         p = len(pairs)
-        return PDMMState(
-            **self.fresh, now=models, values=np.zeros(n), slopes=np.zeros((n, d)),
-                         curvature=np.full(n, np.nan),
-            sent=models, sent_t=np.zeros(n), difference=np.zeros((p, d)), dual=np.zeros((p, d)),
-                         hat=np.zeros((p, d)),
-            zeros=np.zeros(p, dtype=np.int64), quiet=np.zeros(p, dtype=bool),
-                         moved=np.zeros(n, dtype=bool),
-            renewed=np.zeros(p, dtype=bool), synced=np.zeros(n, dtype=bool),
-                         quiet_at_users=np.zeros(p, dtype=bool),
-            due_x=np.zeros(n, dtype=bool), due_z=np.zeros(p, dtype=bool),
-            rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0, changes=0,
-                         next_review=0.0, length=0.0,
-            next_estimate=0, error=np.inf)
+        return PDMMState(**self.fresh, now=models, values=np.zeros(n), slopes=np.zeros((n, d)),
+                         curvature=np.full(n, np.nan), sent=models, sent_t=np.zeros(n),
+                         difference=np.zeros((p, d)), dual=np.zeros((p, d)), hat=np.zeros((p, d)),
+                         zeros=np.zeros(p, dtype=np.int64), quiet=np.zeros(p, dtype=bool),
+                         moved=np.zeros(n, dtype=bool), renewed=np.zeros(p, dtype=bool),
+                         synced=np.zeros(n, dtype=bool), quiet_at_users=np.zeros(p, dtype=bool),
+                         due_x=np.zeros(n, dtype=bool), due_z=np.zeros(p, dtype=bool),
+                         rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0,
+                         changes=0, next_review=0.0, length=0.0, next_estimate=0, error=np.inf)
 
     def estimate(self, state: PDMMState) -> float:
         return state.error
@@ -353,16 +346,14 @@ class PDMMMethod(Method):
         reset = (queried & ~state.synced)[users]
         if reset.any():  # send the complete state
             of_pairs(~mine, others=state.now[pairs.tails], difference=state.difference,
-                     hat=state.hat,
-                     neighbours=pairs.tails, radii=pairs.radii)
+                     hat=state.hat, neighbours=pairs.tails, radii=pairs.radii)
             ragged["point"] = Ragged.of(state.now[users[reset]], reset)
             ragged["tails"] = Ragged.of(pairs.n_tails[users[reset]], reset)
         who = np.flatnonzero(state.moved)
         settings = np.array([state.rho, state.hat_rho, s.eta, s.eta_z, s.nu,
                              float(s.bregman == "linear")])
         return Batch(self.kind, state.round, users, {"step": (x & queried)[users].astype(np.int64)},
-                     ragged,
-                     {"settings": settings, "models": state.now[who], "who": who})
+                     ragged, {"settings": settings, "models": state.now[who], "who": who})
 
     def _asked(self, state: PDMMState, users: Ints) -> PDMMState:
         sent, t = state.sent.copy(), state.sent_t.copy()
@@ -435,9 +426,8 @@ class PDMMMethod(Method):
     def _tell(self, state: PDMMState, replies: Batch) -> PDMMState:
         s, pairs, rho, n = self.settings, self.pairs(state), state.rho, self.federation.n_users
         # The variables that were drawn when the queries of this round were sent.
-        _, \
-            z = self._drawn(replace(state, asked=np.where(state.asked == state.round, -1,
-                                                          state.asked)))
+        _, z = self._drawn(replace(state,
+                                   asked=np.where(state.asked == state.round, -1, state.asked)))
         heard, stepped = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
         heard[replies.users] = True
         old, difference, eta = state.now, state.difference.copy(), np.full(n, s.eta)
@@ -540,9 +530,8 @@ class PDMMMethod(Method):
     def point(self, state: PDMMState) -> tuple[Array, Array | None]:
         curvature = np.where(np.isfinite(state.curvature), state.curvature, 0.0)
         active = ~state.aside
-        models = fused(self.federation.graph, self.federation.lam, self.pairs(state), state.now,
-                       state.difference,
-                       state.slopes, curvature)
+        models = fused(self.federation.graph, self.federation.lam,
+                       self.pairs(state), state.now, state.difference, state.slopes, curvature)
         duals = self.duals(state)
         miss = self._miss(state, models[active], duals)
         # Mu converges later than x: duals built for these models may be better.

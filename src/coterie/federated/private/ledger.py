@@ -208,9 +208,8 @@ class NodeLedger:
         if not self.budget:
             return ("the owner of the node has set no privacy budget (budget-epsilon and "
                     "budget-delta)")
-        return (f"the privacy budget of the user is spent: a release with mu = {mu:.4g} would "
-                "exceed "
-                f"mu = {self.budget:.4g}")
+        return ("the privacy budget of the "
+                f"user is spent: a release with mu = {mu:.4g} would exceed mu = {self.budget:.4g}")
 
     def spent(self, user: Any) -> float:
         """The mu of all releases of a user together."""

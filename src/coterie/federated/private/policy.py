@@ -250,10 +250,9 @@ class Statement(NamedTuple):
     proves: str
 
     def __str__(self) -> str:
-        return (f"Differentially private with epsilon = {self.epsilon:g} and delta = "
-                f"{self.delta:g} if "
-                f"{self.neighbours} (all {self.releases} releases together); {self.clip}. "
-                f"Noise comes {self.noise}. {self.proves}")
+        return (f"Differentially private with epsilon = {self.epsilon:g} "
+                f"and delta = {self.delta:g} if {self.neighbours} (all {self.releases} "
+                f"releases together); {self.clip}. Noise comes {self.noise}. {self.proves}")
 
 
 def _bound(name: Any, bound: Any) -> tuple[Any, ...]:

@@ -265,8 +265,7 @@ def finished_at_home(loss: Loss, samples: Samples, queries: Batch) -> Array:
     """(n, dim) the models that the users asked finish, which stay with them."""
     covariances = square(np.atleast_2d(queries.shared["covariance"]), samples.dim)
     return finish(loss, samples.users.data.take(queries.users),
-                  np.asarray(queries.arrays["centre"]), covariances,
-                  float(queries.shared["noise"]))
+                  np.asarray(queries.arrays["centre"]), covariances, float(queries.shared["noise"]))
 
 
 def finish(loss: Loss, users: Users, centres: Array, covariances: Array,

@@ -32,18 +32,14 @@ VERSION = 2
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm",
          "moments", "join", "facts", "summary", "evidence", "around", "release", "home")
 #: Names of fields; likewise.
-FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank",
-          "centre", "t",
-          "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score",
-          "count", "ridge",
+FIELDS = ("model", "anchor", "share", "value",
+          "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t", "point", "steps",
+          "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
           "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step",
-          "beyond", "settings",
-          "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit",
-          "curvature",
-          "stiffness", "sign", "size", "rounding", "target",
+          "beyond", "settings", "neighbours", "radii", "others", "quiet", "wake", "wake_model",
+          "tails", "hat", "hit", "curvature", "stiffness", "sign", "size", "rounding", "target",
           "scatter", "covariance", "noise", "fitted", "alone", "together", "scores", "worse",
-          "values", "evidence", "information",
-          "stage", "mu", "scale", "released", "basis", "core")
+          "values", "evidence", "information", "stage", "mu", "scale", "released", "basis", "core")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
