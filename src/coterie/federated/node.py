@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from coterie.base.errors import CoterieError, Incompatible, InvalidInput, Refused
+from coterie.base.errors import CoterieError, Incompatible, InvalidInput, Refused, require
 from coterie.base.storage import json_ready, write_atomically
 from coterie.base.types import Array
 from coterie.data.encoding import Recipe
@@ -315,9 +315,8 @@ def load_models(folder: str | PathLike[str]) -> KeptModels:
     InvalidInput : there are none, or a file is damaged.
     """
     files = sorted(Path(folder).glob(_FILES), key=lambda file: (file.stat().st_mtime_ns, file.name))
-    if not files:
-        raise InvalidInput(f"{folder} holds no models that a node keeps",
-                           remedy="Give the folder that is `models-dir` in the node configuration")
+    require(files, f"{folder} holds no models that a node keeps",
+            "Give the folder that is `models-dir` in the node configuration")
     try:
         parts = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         last = parts[-1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import require
 from coterie.base.types import Array, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.protocol.messages import Batch
@@ -80,12 +80,10 @@ class SquaredPenalty(Algorithm):
 
     def __post_init__(self) -> None:
         _check(1, self.rate, self.rounds)
-        if not 0 < self.chance < 1:
-            raise InvalidInput(f"chance must be in (0, 1), got {self.chance!r}",
-                               remedy="Use for example 0.2")
-        if self.strength is not None and not (np.isfinite(self.strength) and self.strength >= 0):
-            raise InvalidInput(f"strength must be a finite number >= 0, got {self.strength!r}",
-                               remedy="Use 1.0")
+        require(0 < self.chance < 1,
+                f"chance must be in (0, 1), got {self.chance!r}", "Use for example 0.2")
+        require(self.strength is None or (np.isfinite(self.strength) and self.strength >= 0),
+                f"strength must be a finite number >= 0, got {self.strength!r}", "Use 1.0")
 
     def on(self, federation: Federation, tol: float = 1e-6) -> TrainMethod:
         def steps(turn: int) -> int:
@@ -99,13 +97,11 @@ class SquaredPenalty(Algorithm):
 
 
 def _check(steps: int, rate: float, rounds: int) -> None:
-    if any(isinstance(count, bool) or int(count) != count or count < 1
-           for count in (steps, rounds)):
-        raise InvalidInput("steps and rounds must be integers >= 1",
-                           remedy="Use for example 5 and 50")
-    if not (np.isfinite(rate) and rate > 0):
-        raise InvalidInput(f"rate must be a finite number > 0, got {rate!r}",
-                           remedy="Use for example 0.1")
+    require(not any(isinstance(count, bool)
+                    or int(count) != count or count < 1 for count in (steps, rounds)),
+            "steps and rounds must be integers >= 1", "Use for example 5 and 50")
+    require(np.isfinite(rate) and rate > 0,
+            f"rate must be a finite number > 0, got {rate!r}", "Use for example 0.1")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

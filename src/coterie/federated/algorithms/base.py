@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 from coterie.base.labels import labels_of
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants
@@ -59,21 +59,18 @@ class Participation:
     trace: npt.ArrayLike | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise InvalidInput(f"fraction must be in (0, 1], got {self.fraction!r}",
-                               remedy="Use for example 0.4")
+        require(0 < self.fraction <= 1,
+                f"fraction must be in (0, 1], got {self.fraction!r}", "Use for example 0.4")
         if self.count is not None and (isinstance(self.count, bool) or int(self.count) != self.count
                                        or self.count < 1):
             raise InvalidInput(f"count must be an integer >= 1, got {self.count!r}",
                                remedy="Use for example 10")
-        if self.order not in ("random", "sweeps"):
-            raise InvalidInput(f"order must be 'random' or 'sweeps', got {self.order!r}",
-                               remedy="Use 'random'")
+        require(self.order in ("random", "sweeps"),
+                f"order must be 'random' or 'sweeps', got {self.order!r}", "Use 'random'")
         if self.trace is not None:
             trace = np.asarray(self.trace, dtype=bool)
-            if trace.ndim != 2 or not len(trace):
-                raise InvalidInput("a trace has one row per round and one column per user, got "
-                                   f"shape {trace.shape}", remedy="Give an array of True and False")
+            require(trace.ndim == 2 and len(trace), "a trace has one row per round and one "
+                    f"column per user, got shape {trace.shape}", "Give an array of True and False")
             object.__setattr__(self, "trace", trace)
 
     def share(self, n_users: int) -> float:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.forms import (
@@ -71,9 +71,8 @@ class Newton(Algorithm):
     rank: int = 0
 
     def __post_init__(self) -> None:
-        if self.select not in ("needed", "random"):
-            raise InvalidInput(f"select must be 'needed' or 'random', got {self.select!r}",
-                               remedy="Use 'needed'")
+        require(self.select in ("needed", "random"),
+                f"select must be 'needed' or 'random', got {self.select!r}", "Use 'needed'")
         if isinstance(self.rank, bool) or int(self.rank) != self.rank or self.rank < -1:
             raise InvalidInput(f"rank must be -1, 0 or a positive number, got {self.rank!r}",
                                remedy="Use 0")

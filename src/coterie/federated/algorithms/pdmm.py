@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms import edges
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
@@ -110,13 +110,11 @@ class PDMM(Algorithm):
                                    f"got {getattr(self, name)!r}", remedy=f"Use {allowed[0]!r}")
         for name in ("rho", "tau"):
             value = getattr(self, name)
-            if value is not None and not (np.isfinite(value) and value > 0):
-                raise InvalidInput(f"{name} must be a finite number > 0, got {value!r}",
-                                   remedy="Omit it")
+            require(value is None or (np.isfinite(value) and value > 0),
+                    f"{name} must be a finite number > 0, got {value!r}", "Omit it")
         for name, value in (("eta", self.eta), ("eta_z", self.eta_z), ("nu", self.nu)):
-            if not (np.isfinite(value) and value >= 0):
-                raise InvalidInput(f"{name} must be a finite number >= 0, got {value!r}",
-                                   remedy="Omit it")
+            require(np.isfinite(value) and value >= 0,
+                    f"{name} must be a finite number >= 0, got {value!r}", "Omit it")
         for name, least in (("n_primal", 1), ("n_dual", 1), ("quiet", 0)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.proof import still_inside
@@ -62,8 +62,7 @@ class Splitting(Algorithm):
     def __post_init__(self) -> None:
         if self.t is not None and not (np.isfinite(self.t) and self.t > 0):
             raise InvalidInput(f"t must be a finite number > 0, got {self.t!r}", remedy="Use None")
-        if not 0 < self.relax < 2:
-            raise InvalidInput(f"relax must be in (0, 2), got {self.relax!r}", remedy="Use 1.6")
+        require(0 < self.relax < 2, f"relax must be in (0, 2), got {self.relax!r}", "Use 1.6")
 
     def on(self, federation: Federation, tol: float = 1e-6) -> SplittingMethod:
         return SplittingMethod(federation, self, tol)

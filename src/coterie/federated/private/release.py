@@ -49,7 +49,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, Refused
+from coterie.base.errors import InvalidInput, Refused, require
 from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.federated.private.ledger import NodeLedger
@@ -93,14 +93,12 @@ class ReleaseQuestion:
 
     def __post_init__(self) -> None:
         q = len(self.centre)
-        if self.stage not in (RANGES, CENTRES, SUMMARY) or not 0 < self.mu < np.inf:
-            raise InvalidInput("this is no question for a release",
-                               remedy="Install the same version everywhere")
-        if (self.scale.shape != (q,) or not np.isfinite(self.centre).all()
-            or not (self.scale > 0).all() or not np.isfinite(self.scale).all()
-            or not 0 <= q - self.n_features <= 1):
-            raise InvalidInput("centres and scales of a release must be finite, and scales "
-                               "positive", remedy="Correct the bounds of the columns")
+        require(self.stage in (RANGES, CENTRES, SUMMARY) and 0 < self.mu < np.inf,
+                "this is no question for a release", "Install the same version everywhere")
+        require(self.scale.shape == (q,) and np.isfinite(self.centre).all()
+                and (self.scale > 0).all() and np.isfinite(self.scale).all()
+                and 0 <= q - self.n_features <= 1, "centres and scales of a "
+                "release must be finite, and scales positive", "Correct the bounds of the columns")
 
     @property
     def sensitivity(self) -> float:
