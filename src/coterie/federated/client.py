@@ -16,7 +16,15 @@ import numpy.typing as npt
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
-from coterie.federated.algorithms.forms import between, trusted
+from coterie.federated.algorithms.forms import (
+    between,
+    evaluated,
+    hessian_parts,
+    mean_curvature,
+    ridge_of,
+    stiffness,
+    trusted,
+)
 from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.private.release import ReleaseQuestion, question_of, release
 from coterie.federated.protocol.messages import (
@@ -31,7 +39,6 @@ from coterie.federated.protocol.messages import (
     square,
     triangle,
 )
-from coterie.federated.spans import evaluated, hessian_parts, mean_curvature, ridge_of, stiffness
 from coterie.fitting.kinds import group_centres
 from coterie.fitting.scores import worse_than_alone
 from coterie.fitting.sources import Around, expanded, own_models

@@ -23,7 +23,7 @@ from coterie.base.errors import InvalidInput, require
 from coterie.base.labels import labels_of
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants
-from coterie.federated.protocol.messages import Batch, Message, gather
+from coterie.federated.protocol.messages import Batch, Message, flags, gather, put
 from coterie.losses import Loss
 from coterie.losses.derived import Remote
 from coterie.problem.graph import Graph
@@ -120,9 +120,7 @@ class Participation:
             order = order[np.sort(np.unique(order, return_index=True)[1])]
         if need is not None:
             order = order[np.argsort(-need[order], kind="stable")]
-        keep = np.zeros(n_users, dtype=bool)
-        keep[possible] = True
-        return np.sort(order[keep[order]][:wanted])
+        return np.sort(order[flags(n_users, possible)[order]][:wanted])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -323,9 +321,8 @@ class Method(ABC):
 
     def asked(self, state: Any) -> Any:
         """The state after the queries of this round were sent."""
-        users, asked = self.chosen(state), state.asked.copy()
-        asked[users] = state.round
-        return self._asked(replace(state, asked=asked), users)
+        users = self.chosen(state)
+        return self._asked(replace(state, asked=put(state.asked, users, state.round)), users)
 
     def update(self, state: Any, replies: Batch | None, waiting: tuple[int, ...] = ()) -> Any:
         """The state after a round: of what `asked` gives and the replies, which are screened.
@@ -337,9 +334,8 @@ class Method(ABC):
         waiting : users whose reply may still arrive.
         """
         n = self.federation.n_users
-        replied, open_ = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
-        replied[[] if replies is None else replies.users] = True
-        open_[[user for user in waiting if 0 <= user < n]] = True
+        replied = flags(n, [] if replies is None else replies.users)
+        open_ = flags(n, [user for user in waiting if 0 <= user < n])
         state = self._alone(state) if replies is None or not len(replies) \
             else self._tell(state, replies)
         unanswered = (state.asked >= 0) & ~replied
@@ -355,8 +351,7 @@ class Method(ABC):
 
     def exclude(self, state: Any, users: Ints) -> Any:
         """The state without these users."""
-        aside = state.aside.copy()
-        aside[users] = True
+        aside = put(state.aside, users, True)
         new = np.flatnonzero(aside & ~state.aside)
         return self._forget(replace(state, aside=aside), new) if new.size else state
 

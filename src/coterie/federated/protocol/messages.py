@@ -234,8 +234,8 @@ _MODEL = {"model": "d"}
 SCHEMAS: dict[str, Schema] = {
     "describe": Schema({}, {"count": "1", "means": "p", "m2": "p", "target": "*1"}),
     "local": Schema({"ridge": "=1"}, {"model": "d", "hessian": "h", "count": "1"}),
-    # Hessians of wide models come in parts (see `spans`); the count is that of the vectors the
-    # server has.
+    # Hessians of wide models come in parts (see `algorithms.forms`); the count is that of the
+    # vectors the server has.
     "expand": Schema({**_MODEL, "anchor": "*d", "rank": "=1", "count": "?1"}, {
         "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d",
         "sign": "*1", "diagonal": "*1",
@@ -361,6 +361,20 @@ def square(triangles: Array, dim: int) -> Array:
     rows, columns = np.triu_indices(dim)
     out[..., rows, columns] = triangles
     out[..., columns, rows] = triangles
+    return out
+
+
+def flags(n: int, at: Any) -> npt.NDArray[np.bool_]:
+    """(n,) which are at these positions."""
+    out = np.zeros(n, dtype=bool)
+    out[at] = True
+    return out
+
+
+def put(array: Array, at: Any, values: Any) -> Array:
+    """A copy in which these rows are replaced."""
+    out = array.copy()
+    out[at] = values
     return out
 
 
