@@ -192,12 +192,6 @@ class Agreement:
         """The loss of all users."""
         return make_loss(self.loss, self.loss_options) if self.units is None else self.units.loss
 
-    @property
-    def known_recipe(self) -> Recipe:
-        """The recipe, of nodes with tables."""
-        assert self.recipe is not None
-        return self.recipe
-
     def given(self, source: Users | Table) -> Users:
         """A node's rows as numbers, in the table's own units."""
         if isinstance(source, Table) != (self.recipe is not None):
@@ -209,7 +203,8 @@ class Agreement:
             users = source
         else:
             with located(source.place):
-                users = self.known_recipe.encode(source.frame)
+                assert self.recipe is not None
+                users = self.recipe.encode(source.frame)
         if not self.signs or users.targets is None:
             return users
         return replace(users, targets=0.5 * (users.targets + 1.0))
@@ -372,7 +367,8 @@ def _settle_table(runtime: Carrier, deployment: Deployment, agreement: Agreement
         raise InvalidInput("loss-options are for prepared numbers, and the nodes have tables",
                            remedy="Use loss and ridge, as in coterie fit")
     agreement, statistics = _describe(runtime, agreement)
-    recipe = agreement.known_recipe
+    recipe = agreement.recipe
+    assert recipe is not None
     units = Units.from_moments(statistics, recipe.task, loss=deployment.loss,
                                ridge=deployment.ridge, n_classes=len(recipe.classes),
                                standardize=deployment.scaled(table=True))
