@@ -30,6 +30,8 @@ MOVED = {
     "estimators.classifier": "estimators.personalized",
     "estimators.regressor": "estimators.personalized", "experiments": "lab.experiments",
     "explanation": "problem.solution",
+    "federated.algorithms.fusing": "federated.algorithms.edges",
+    "federated.spans": "federated.algorithms.forms",
     "federated.algorithms.pdmm_state": "federated.algorithms.pdmm",
     "federated.answers": "federated.client", "federated.fit_by_asking": "federated.fit",
     "federated.joining": "federated.client", "federated.oracle": "federated.fit",

@@ -14,7 +14,7 @@ from coterie.data.users import Users
 from coterie.datasets import clustered
 from coterie.federated.private.effective import NoisySums, effective
 from coterie.federated.private.policy import parse_clip
-from coterie.federated.private.release import SUMMARY, Draw, ReleaseQuestion, finish
+from coterie.federated.private.release import SUMMARY, ReleaseQuestion, finish, normal
 
 PRIVACY = ct.Privacy(epsilon=8.0, delta=1e-5, clip=6.0, experiment=0)
 
@@ -190,4 +190,4 @@ def test_clip_as_text():
 
 
 def test_the_draw_of_a_seed_is_repeated():
-    assert np.array_equal(Draw([1, 2])(5), Draw([1, 2])(5))
+    assert np.array_equal(normal(5, [1, 2]), normal(5, [1, 2]))

@@ -15,9 +15,8 @@ from coterie.federated.private.release import (
     CENTRES,
     RANGES,
     SUMMARY,
-    Draw,
     ReleaseQuestion,
-    Releasing,
+    normal,
     release,
     rows_of,
 )
@@ -65,23 +64,23 @@ def test_the_sensitivity_is_reached():
 def test_noise_has_the_deviation_that_the_promise_needs(stage):
     asked = question(stage, mu=0.7)
     exact = np.zeros((200_000 // asked.length, asked.length))
-    noise = asked.noisy(exact, Draw(0))
+    noise = asked.noisy(exact, 0)
     assert noise.std() == pytest.approx(asked.sensitivity / 0.7, rel=0.02)
-    fresh = asked.noisy(exact, Draw())
+    fresh = asked.noisy(exact)
     assert fresh.std() == pytest.approx(asked.sensitivity / 0.7, rel=0.02)
-    assert not np.array_equal(fresh, asked.noisy(exact, Draw()))
+    assert not np.array_equal(fresh, asked.noisy(exact))
 
 
 def test_noise_of_the_operating_system_is_normal():
     from scipy.stats import kstest
 
-    assert kstest(Draw()(20_000), "norm").pvalue > 1e-6
-    assert kstest(Draw()(20_000) * 1.05, "norm").pvalue < 0.05
+    assert kstest(normal(20_000), "norm").pvalue > 1e-6
+    assert kstest(normal(20_000) * 1.05, "norm").pvalue < 0.05
 
 
 def test_released_numbers_are_on_a_grid():
     asked = question(SUMMARY)
-    numbers = asked.noisy(np.full((2, asked.length), np.pi), Draw()) / (asked.tau * 2.0**-12)
+    numbers = asked.noisy(np.full((2, asked.length), np.pi)) / (asked.tau * 2.0**-12)
     assert np.abs(numbers - np.round(numbers)).max() < 1e-6
 
 
@@ -102,17 +101,17 @@ def test_a_release_is_repeated_and_a_changed_row_costs_again():
     budget = mu_of(4.0, 1e-5)
     asked = question(SUMMARY, mu=0.9 * budget)
     with NodeLedger(None, budget) as ledger:
-        first = release(Releasing(users, ledger), 0, asked)
-        assert release(Releasing(users, ledger), 0, asked) == first
+        first = release(users, ledger, 0, asked)
+        assert release(users, ledger, 0, asked) == first
         assert ledger.spent(0) == pytest.approx(0.9 * budget)
         with pytest.raises(Refused, match="spent"):
-            release(Releasing(other, ledger), 0, asked)
+            release(other, ledger, 0, asked)
         assert ledger.spent(0) == pytest.approx(0.9 * budget)
 
 
 def test_nothing_is_released_without_a_ledger():
     with pytest.raises(Refused, match="no privacy budget"):
-        release(Releasing(one_user([[0.0, 1.0, 2.0, 3.0]])), 0, question(CENTRES))
+        release(one_user([[0.0, 1.0, 2.0, 3.0]]), None, 0, question(CENTRES))
 
 
 @pytest.mark.parametrize("wrong", [

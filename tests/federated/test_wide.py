@@ -7,13 +7,12 @@ import pytest
 
 import coterie as ct
 from coterie.base.errors import Incompatible
-from coterie.federated.algorithms.forms import Forms, spans_of, wrong_parts
+from coterie.federated.algorithms.forms import Forms, mean_curvature, spans_of, stiffness, wrong_parts
 from coterie.federated.algorithms.splitting import Sides
 from coterie.federated.client import Data, answer, answer_all
 from coterie.federated.guard import cost
 from coterie.federated.protocol.messages import Batch, Query, Reply, gather
 from coterie.federated.runtimes.in_process import Faults
-from coterie.federated.spans import mean_curvature, stiffness
 from coterie.losses import blocks
 from coterie.losses.curvature import Span, SpanCurvature
 from coterie.losses.derived import Quadratic, SpanQuadratic

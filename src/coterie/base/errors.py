@@ -42,6 +42,17 @@ class InvalidInput(CoterieError, ValueError):
                                 self.remedy),)
 
 
+def require(good: object, problem: str, remedy: str = "") -> None:
+    """Refuse what cannot be worked with.
+
+    Raises
+    ------
+    InvalidInput : with this problem and remedy, unless `good`.
+    """
+    if not good:
+        raise InvalidInput(problem, remedy=remedy)
+
+
 @contextmanager
 def located(place: Callable[[int], str] | None) -> Iterator[None]:
     """Say where the row of an `InvalidInput` is in a file.

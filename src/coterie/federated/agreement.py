@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from coterie.base.errors import Incompatible, InvalidInput, located
+from coterie.base.errors import Incompatible, InvalidInput, located, require
 from coterie.base.machine import free_memory
 from coterie.base.storage import json_ready, write_atomically
 from coterie.data.columns import Column
@@ -97,9 +97,8 @@ class Introduction(NamedTuple):
 
     def to_json(self) -> str:
         """As text, for the wire."""
-        if not all(isinstance(name, (str, int, float)) for name in self.names):
-            raise InvalidInput("user names must be texts or integers",
-                               remedy="Write dates as texts")
+        require(all(isinstance(name, (str, int, float)) for name in self.names),
+                "user names must be texts or integers", "Write dates as texts")
         return json.dumps({**self._asdict(),
                            "summary": None if self.summary is None else self.summary.to_json()})
 
@@ -195,12 +194,6 @@ class Agreement:
         """The loss of all users."""
         return make_loss(self.loss, self.loss_options) if self.units is None else self.units.loss
 
-    @property
-    def known_recipe(self) -> Recipe:
-        """The recipe, of nodes with tables."""
-        assert self.recipe is not None
-        return self.recipe
-
     def given(self, source: Users | Table) -> Users:
         """A node's rows as numbers, in the table's own units."""
         if isinstance(source, Table) != (self.recipe is not None):
@@ -212,7 +205,8 @@ class Agreement:
             users = source
         else:
             with located(source.place):
-                users = self.known_recipe.encode(source.frame)
+                assert self.recipe is not None
+                users = self.recipe.encode(source.frame)
         if not self.signs or users.targets is None:
             return users
         return replace(users, targets=0.5 * (users.targets + 1.0))
@@ -379,7 +373,8 @@ def _settle_table(runtime: Carrier, deployment: Deployment, agreement: Agreement
         raise InvalidInput("loss-options are for prepared numbers, and the nodes have tables",
                            remedy="Use loss and ridge, as in coterie fit")
     agreement, statistics = _describe(runtime, agreement)
-    recipe = agreement.known_recipe
+    recipe = agreement.recipe
+    assert recipe is not None
     units = Units.from_moments(statistics, recipe.task, loss=deployment.loss,
                                ridge=deployment.ridge, n_classes=len(recipe.classes),
                                standardize=deployment.scaled(table=True))
@@ -413,11 +408,10 @@ def _settle_task(agreement: Agreement, nodes: Sequence[tuple[str, Introduction]]
     """The task of prepared numbers in a fit: that of the loss named, or by the targets."""
     kinds = {node.targets for _, node in nodes}
     signs = kinds == {"signs"}
-    if privacy is not None and ("none" in kinds or asked in ("counts", "clustering")
-                                or loss not in ("auto", "squared", "logistic")):
-        raise InvalidInput("a private fit predicts numbers (squared loss) or two classes (logistic "
-                           "loss)", remedy="Use the loss 'squared' or 'logistic', or leave epsilon "
-                                           "out")
+    require(privacy is None or ("none" not in kinds and asked not in ("counts", "clustering")
+                                and loss in ("auto", "squared", "logistic")),
+            "a private fit predicts numbers (squared loss) or two classes (logistic loss)",
+            "Use the loss 'squared' or 'logistic', or leave epsilon out")
     if "none" in kinds:
         if len(kinds) > 1:
             raise InvalidInput("some nodes have targets and others have none",
@@ -453,10 +447,8 @@ def _bounded_classes(agreement: Agreement, nodes: Sequence[tuple[str, Introducti
         if known <= _MOST_CLASSES and needed <= free_memory():
             return known, agreement.without(reasons) if reasons else agreement
         fewer = [(label, node) for label, node in kept if node.n_classes < known]
-        if not fewer:
-            raise InvalidInput(f"the targets are {known:,} classes, which is more than "
-                               f"{_MOST_CLASSES:,} or than there is memory for",
-                               remedy="Name another loss, or give the nodes tables")
+        require(fewer, f"the targets are {known:,} classes, which is more than {_MOST_CLASSES:,} "
+                "or than there is memory for", "Name another loss, or give the nodes tables")
         for label, node in kept:
             if node.n_classes == known:
                 reasons |= dict.fromkeys(node.names, f"{label} declares {known:,} classes")
@@ -537,21 +529,18 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
     InvalidInput : a column of which too little is public.
     """
     user, target, task = deployment.user, deployment.target, deployment.task
-    if not target:
-        raise InvalidInput("a private fit needs a target", remedy="Give --target COLUMN")
+    require(target, "a private fit needs a target", "Give --target COLUMN")
     numbers = set.intersection(*(set(table.features) for table in tables))
     given = dict(privacy.clip) if isinstance(privacy.clip, Mapping) else {}
     named, drop = split_names(deployment.features), (target, user, *split_names(deployment.drop))
     for name in named:
-        if name not in given and (given or name not in numbers):
-            raise InvalidInput(f"too little of the column {name!r} is public",
-                               remedy="Name its bounds or its levels in clip, for example "
-                                      f"{name}=0:100 or {name}=no|yes")
+        require(name in given or (not given and name in numbers),
+                f"too little of the column {name!r} is public",
+                f"Name its bounds or its levels in clip, for example {name}=0:100 or {name}=no|yes")
     names = [name for name in (named or given or tables[0].features)
              if name not in drop and (name in given or name in numbers)]
-    if not names:
-        raise InvalidInput("no column is left to learn from",
-                           remedy="Name columns and their bounds or levels in clip")
+    require(names,
+            "no column is left to learn from", "Name columns and their bounds or levels in clip")
     why = (", which clip names." if given
            else "; texts would need their levels in clip, to be public.")
     columns = tuple(_column(name, privacy.range_of(name), privacy.levels_of(name))
@@ -560,9 +549,8 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
     if len(classes) > 2:
         raise InvalidInput(f"a private fit predicts two classes or numbers, and {target!r} has "
                            f"{len(classes)} classes", remedy="Predict one class against the others")
-    if not classes and task in ("classification", "counts"):
-        raise InvalidInput(f"the classes of {target!r} are not public",
-                           remedy=f"Name them in clip: {target}=no|yes")
+    require(classes or task not in ("classification", "counts"),
+            f"the classes of {target!r} are not public", f"Name them in clip: {target}=no|yes")
     return Recipe(user=user, target=target, task="classification" if classes else "regression",
                   classes=classes, class_kind="str", columns=columns,
                   notes=(f"Private: only the columns {show(*names)} are used{why}",))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput, Refused
+from coterie.base.errors import InvalidInput, Refused, require
 from coterie.data.summary import TASKS
 from coterie.federated.agreement import Agreement
 from coterie.federated.protocol.messages import SCHEMAS, Message, misfit, square
@@ -57,9 +57,9 @@ def check_agreement(text: str, own: Mapping[str, Any]) -> Agreement:
         for units in (agreement.units, agreement.train_units):
             if units is not None:
                 _check_scale(units.mean, units.scale, len(agreement.features))
-                _check(all(np.isfinite(number) and abs(number) < _LARGEST
-                           for number in (units.centre, units.spread)),
-                       "the units of the target are not finite")
+                require(all(np.isfinite(number) and abs(number) < _LARGEST
+                            for number in (units.centre, units.spread)),
+                        "the units of the target are not finite")
         if agreement.scale or agreement.mean:
             _check_scale(np.array(agreement.mean, dtype=float),
                          np.array(agreement.scale, dtype=float), len(agreement.features))
@@ -70,25 +70,25 @@ def check_agreement(text: str, own: Mapping[str, Any]) -> Agreement:
 
 def _check_words(agreement: Agreement, own: Mapping[str, Any]) -> None:
     """Names, tasks, and numbers of classes and columns."""
-    _check(isinstance(agreement.names, tuple) and len(agreement.names) <= _NAMES and
-           all(isinstance(name, (str, int, float)) for name in agreement.names),
-           "names must be texts or numbers")
-    _check(isinstance(agreement.features, tuple) and len(agreement.features) <= _COLUMNS and
-           all(isinstance(name, str) for name in agreement.features), "columns must be texts")
-    _check(isinstance(agreement.run, str) and len(agreement.run) <= 200,
-           "the name of the run is no short text")
-    _check(agreement.task in ("", *TASKS), f"there is no task {_short(agreement.task)!r}")
+    require(isinstance(agreement.names, tuple) and len(agreement.names) <= _NAMES and
+            all(isinstance(name, (str, int, float)) for name in agreement.names),
+            "names must be texts or numbers")
+    require(isinstance(agreement.features, tuple) and len(agreement.features) <= _COLUMNS and
+            all(isinstance(name, str) for name in agreement.features), "columns must be texts")
+    require(isinstance(agreement.run, str) and len(agreement.run) <= 200,
+            "the name of the run is no short text")
+    require(agreement.task in ("", *TASKS), f"there is no task {_short(agreement.task)!r}")
     units = [units for units in (agreement.units, agreement.train_units) if units is not None]
     for number in (agreement.n_classes, *(one.n_classes for one in units)):
-        _check(type(number) is int and 0 <= number <= _CLASSES, f"there can be {_CLASSES} classes")
+        require(type(number) is int and 0 <= number <= _CLASSES, f"there can be {_CLASSES} classes")
     if agreement.loss:
         check_loss(agreement.loss, agreement.loss_options, own)
     if agreement.recipe is not None:
         columns = agreement.recipe.columns
-        _check(sum(len(column.labels) for column in columns) <= _COLUMNS,
-               f"there can be {_COLUMNS} columns")
-        _check(all(np.isfinite(float(column.fill)) for column in columns),
-               "a filled-in number is not finite")
+        require(sum(len(column.labels) for column in columns) <= _COLUMNS,
+                f"there can be {_COLUMNS} columns")
+        require(all(np.isfinite(float(column.fill)) for column in columns),
+                "a filled-in number is not finite")
 
 
 def check_loss(name: str, options: str, own: Mapping[str, Any]) -> None:
@@ -104,17 +104,17 @@ def check_loss(name: str, options: str, own: Mapping[str, Any]) -> None:
                       remedy="The owner of the node can name it as `loss` in the node "
                       "configuration")
     settings = json.loads(options or "{}")
-    _check(isinstance(settings, dict) and len(options) <= 10_000,
-           "settings of a loss are no mapping")
+    require(isinstance(settings, dict) and len(options) <= 10_000,
+            "settings of a loss are no mapping")
     kind: Any = LOSSES.get(name)
     known = {f.name for f in fields(kind)} if kind is not None else set(settings)
     for key, value in settings.items():
-        _check(key in known, f"the loss {name!r} has no setting {_short(key)!r}")
-        _check(value is None or (isinstance(value, (bool, int, float)) and abs(value) <= _LARGEST),
-               f"the setting {key!r} of the loss is no number")
+        require(key in known, f"the loss {name!r} has no setting {_short(key)!r}")
+        require(value is None or (isinstance(value, (bool, int, float)) and abs(value) <= _LARGEST),
+                f"the setting {key!r} of the loss is no number")
     classes = settings.get("n_classes")
-    _check(classes is None or (type(classes) is int and 2 <= classes <= _CLASSES),
-           f"there can be {_CLASSES} classes")
+    require(classes is None or (type(classes) is int and 2 <= classes <= _CLASSES),
+            f"there can be {_CLASSES} classes")
 
 
 def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -151,16 +151,11 @@ def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 def _check_scale(mean: Array, scale: Array, n_columns: int) -> None:
-    _check(mean.shape == scale.shape == (n_columns,), "means and scales are not those of the "
-           "columns")
-    _check(bool(np.isfinite(mean).all() and np.isfinite(scale).all()
-                and (np.abs(mean) < 1e150).all()), "means and scales are not finite")
-    _check(bool(((scale > 1e-150) & (scale < 1e150)).all()), "scales are not positive")
-
-
-def _check(good: bool, problem: str) -> None:
-    if not good:
-        raise InvalidInput(problem)
+    require(mean.shape == scale.shape == (n_columns,), "means and scales are not those of the "
+            "columns")
+    require(bool(np.isfinite(mean).all() and np.isfinite(scale).all()
+                 and (np.abs(mean) < 1e150).all()), "means and scales are not finite")
+    require(bool(((scale > 1e-150) & (scale < 1e150)).all()), "scales are not positive")
 
 
 def _short(value: Any) -> str:

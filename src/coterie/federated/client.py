@@ -16,9 +16,17 @@ import numpy.typing as npt
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.condensed import SecondMoments
 from coterie.data.users import Users
-from coterie.federated.algorithms.forms import between, trusted
+from coterie.federated.algorithms.forms import (
+    between,
+    evaluated,
+    hessian_parts,
+    mean_curvature,
+    ridge_of,
+    stiffness,
+    trusted,
+)
 from coterie.federated.private.ledger import NodeLedger
-from coterie.federated.private.release import Releasing, answer_release
+from coterie.federated.private.release import ReleaseQuestion, question_of, release
 from coterie.federated.protocol.messages import (
     SCHEMAS,
     BadMessage,
@@ -31,7 +39,6 @@ from coterie.federated.protocol.messages import (
     square,
     triangle,
 )
-from coterie.federated.spans import evaluated, hessian_parts, mean_curvature, ridge_of, stiffness
 from coterie.fitting.kinds import group_centres
 from coterie.fitting.scores import worse_than_alone
 from coterie.fitting.sources import Around, expanded, own_models
@@ -90,10 +97,9 @@ class Data:
     def n_users(self) -> int:
         return self.samples.n_users
 
-    @property
-    def releasing(self) -> Releasing:
-        """The users as those who release."""
-        return Releasing(self.samples.users.data, self.keeper, self.experiment)
+    def release(self, user: int, question: ReleaseQuestion) -> bytes:
+        """What a user releases, the same bytes each time."""
+        return release(self.samples.users.data, self.keeper, user, question, self.experiment)
 
 
 def answer(data: Data, query: Query) -> Reply:
@@ -407,8 +413,7 @@ def facts(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
             np.stack([targets.means[:, 0], targets.m2[:, 0], largest], axis=1)
         rows.append((counts, means, m2, target))
     return dict(zip(("count", "means", "m2", "target"),
-                    (np.stack(part, axis=1) for part in zip(*rows, strict=True)),
-                    strict=True))
+                    (np.stack(part, axis=1) for part in zip(*rows, strict=True)), strict=True))
 
 
 def _summary(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
@@ -486,12 +491,18 @@ def _join(data: Data, queries: Batch) -> Answer:
             {"model": Ragged.of(models, np.ones(n, dtype=np.int64))})
 
 
+def _release(data: Data, queries: Batch) -> Answer:
+    question = question_of(queries.shared, data.samples.users.n_features)
+    return {"released": np.stack([np.frombuffer(data.release(user, question), dtype="<f8")
+                                  for user in queries.users.tolist()])}, {}
+
+
 _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     **dict.fromkeys(_FIT, _fit), "describe": _describe, "local": _local,
     "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train, "certify": _certify,
     "score": _score, "moments": _moments,
     "join": _join,
-    "release": lambda data, queries: (answer_release(data.releasing, queries), {}),
+    "release": _release,
     # That the users have what they need; their models stay with them.
     "home": lambda data, queries: ({"who": np.zeros(len(queries), dtype=np.int64)}, {}),
 }

@@ -15,7 +15,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput, interruptible
+from coterie.base.errors import InvalidInput, interruptible, require
 from coterie.base.storage import json_ready
 from coterie.data.files import fingerprint
 from coterie.data.users import Users
@@ -146,16 +146,12 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
 
 def _check(lam: Any, privacy: Privacy | None, given: dict[str, Any]) -> None:
     if not isinstance(lam, str):
-        if privacy is not None:
-            raise InvalidInput("a private federation chooses its lam, because every question costs",
-                               remedy="Leave lam out")
+        require(privacy is None, "a private federation chooses its lam, because every question "
+                "costs", "Leave lam out")
         return
-    if lam != "auto":
-        raise InvalidInput(f"lam must be a number >= 0, or 'auto', got {lam!r}", remedy="Use auto")
+    require(lam == "auto", f"lam must be a number >= 0, or 'auto', got {lam!r}", "Use auto")
     for name, value in given.items():
-        if value is not None:
-            raise InvalidInput(f"{name} is for a given lam, and lam is 'auto'",
-                               remedy="Give lam a number")
+        require(value is None, f"{name} is for a given lam, and lam is 'auto'", "Give lam a number")
 
 
 @interruptible()
@@ -212,10 +208,9 @@ def serve(runtime: Carrier, deployment: Deployment,
     """
     run, path = deployment.settings, None
     assert run.checkpoint is not None
-    if run.algorithm.in_process:
-        raise InvalidInput(f"users of {run.algorithm!r} remember their edges between rounds, and "
-                           "nodes remember nothing",
-                           remedy='Use edge_state="server", which gives the same iterates')
+    require(not run.algorithm.in_process,
+            f"users of {run.algorithm!r} remember their edges between rounds, "
+            "and nodes remember nothing", 'Use edge_state="server", which gives the same iterates')
     found: Fit | Solution
     if deployment.fit is not None:
         found = fit_federation(runtime, deployment, deployment.fit, run, deployment.privacy,

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, Refused
+from coterie.base.errors import InvalidInput, Refused, require
 from coterie.base.types import Flags
 from coterie.data.frames import row_names
 from coterie.data.users import Users
@@ -86,9 +86,8 @@ class OwnerSettings:
         if unknown:
             raise InvalidInput(f"`allow` names {sorted(unknown)[0]!r}, which is no kind of "
                                "question", remedy=f"Kinds are: {', '.join(KINDS)}")
-        if self.consent not in ("", "hessians"):
-            raise InvalidInput(f"consent can be given to hessians, got {self.consent!r}",
-                               remedy="Use hessians")
+        require(self.consent in ("", "hessians"),
+                f"consent can be given to hessians, got {self.consent!r}", "Use hessians")
         if self.max_questions < 0 or self.max_hessians < 0:
             raise InvalidInput("max-questions and max-hessians must not be negative",
                                remedy="Use 0 for the defaults")

@@ -165,7 +165,10 @@ def leave_run(run: Run, names: Collection[str], out: Path) -> Fit:
     before = agreement_of(run)
     agreement = replace(before, names=tuple(before.names[k] for k in stay), units=None)
     arrays = {name: rows[stay] for name, rows in saved["arrays"].items()}
-    parts = [_users(arrays, j, agreement) for j in range(arrays["count"].shape[1])]
+    q = arrays["means"].shape[2]
+    parts = [SecondMoments(arrays["count"][:, j].astype(np.int64), arrays["means"][:, j],
+                           square(arrays["scatter"][:, j], q))
+             for j in range(arrays["count"].shape[1])]
     everything = parts[0] if len(parts) == 1 else parts[0].add(parts[1])
     users = [part.users(agreement.names, agreement.features) for part in (everything, *parts)]
     split = None if len(parts) == 1 else Split(users[1], users[2].take([]), users[2])
@@ -173,12 +176,6 @@ def leave_run(run: Run, names: Collection[str], out: Path) -> Fit:
     _keep_checkpoint(out / "checkpoint", agreement, {**saved, "arrays": arrays, "accounts": {
         key: account[stay] for key, account in saved["accounts"].items()}})
     return fitted
-
-
-def _users(arrays: dict[str, Array], part: int, agreement: Agreement) -> SecondMoments:
-    width = arrays["means"].shape[2]
-    return SecondMoments(arrays["count"][:, part].astype(np.int64), arrays["means"][:, part],
-                         square(arrays["scatter"][:, part], width))
 
 
 def _keep_checkpoint(folder: Path, agreement: Agreement, moments: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coterie.base.errors import InvalidInput, MissingExtra
+from coterie.base.errors import MissingExtra, require
 from coterie.base.storage import json_ready, open_private, private_folder
 from coterie.federated.session import Round
 
@@ -31,9 +31,8 @@ def values(line: Round) -> dict[str, Any]:
 def writer(spec: str) -> Writer:
     """A writer by name: "jsonl:FILE", "tensorboard:FOLDER", "mlflow" or "mlflow:URI"."""
     kind, _, where = spec.partition(":")
-    if kind not in _WRITERS:
-        raise InvalidInput(f"unknown metrics {spec!r}",
-                           remedy="Use jsonl:FILE, tensorboard:FOLDER or mlflow:URI")
+    require(kind in _WRITERS,
+            f"unknown metrics {spec!r}", "Use jsonl:FILE, tensorboard:FOLDER or mlflow:URI")
     return _WRITERS[kind](where)
 
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from coterie.base.errors import CoterieError, Incompatible, InvalidInput, Refused
+from coterie.base.errors import CoterieError, Incompatible, InvalidInput, Refused, require
 from coterie.base.storage import json_ready, write_atomically
 from coterie.base.types import Array
 from coterie.data.encoding import Recipe
@@ -146,8 +146,7 @@ class Node:
                 return NodeReplies({}, dict.fromkeys(queries, error.reason))
             data = _own_business(lambda: agreement.data(source, *split))
             data = replace(data, withheld=guard.withheld(data), keeper=guard.ledger)
-            asking = _Asking(guard, agreement, data, f"{share!r}")
-            return asking.answers(self.run, queries, self.own)
+            return self._answers(guard, agreement, data, queries)
 
     def _split_asked(self) -> tuple[float, int]:
         """The share of rows to hold out, and its seed."""
@@ -158,6 +157,52 @@ class Node:
         except (KeyError, TypeError, ValueError, OverflowError):
             pass
         raise Refused("held-out or seed cannot be used")
+
+    def _answers(self, guard: Guard, agreement: Agreement, data: Data,
+                 queries: Mapping[str, bytes]) -> NodeReplies:
+        """Replies and refusals."""
+        users = data.samples.users
+        asked: dict[int, Message] = {}
+        refused: dict[Any, tuple[str, int, str]] = {}  # kind, round and reason
+        for key, content in queries.items():
+            name = _name(key)
+            if name not in users.names:
+                continue
+            try:
+                query = decode(bytes(content), MOST_BYTES)
+            except (BadMessage, TypeError) as error:
+                refused[name] = "", 0, str(error)
+                continue
+            first = next(iter(asked.values()), query)
+            reason = _objection(guard, data, users.index(name), query, first)
+            if reason:
+                refused[name] = query.kind, query.round, reason
+            else:
+                asked[users.index(name)] = query
+        guard.refuse(self.run, refused)
+        replies, over = self._replies(guard, agreement, data, asked) if asked else ({}, {})
+        return NodeReplies(replies, {json.dumps(name): reason
+                                     for name, (_, _, reason) in refused.items()} | over)
+
+    def _replies(self, guard: Guard, agreement: Agreement, data: Data,
+                 asked: Mapping[int, Message]) -> tuple[dict[str, bytes], dict[str, str]]:
+        """The replies that may leave, and of those that are too many the reasons."""
+        users, batch = data.samples.users, gather(list(asked.items()), "query")
+        replies = _own_business(lambda: answer_all(data, batch))
+        leaving = replies if replies.kind != "join" or self.own.get("return-models") else \
+            replace(replies, ragged={})  # a newcomer's model stays with it
+        messages = dict(leaving.items())
+        encoded = {k: reply.encode() for k, reply in messages.items()}
+        digests = {k: _digest(asked[k], self._split_asked()[0], agreement) for k in messages}
+        sizes = {k: len(content) for k, content in encoded.items()}
+        over = guard.account(self.run, messages, data, digests, sizes)
+        left = {k: query for k, query in asked.items() if k not in over}
+        folder = str(self.own.get("models-dir", ""))
+        models = _own_business(lambda: _models(data, batch, replies)) if folder else {}
+        if models:
+            keep_models(folder, agreement, [(users.names[k], models[k]) for k in left])
+        keys = {k: json.dumps(users.names[k]) for k in asked}
+        return {keys[k]: encoded[k] for k in left}, {keys[k]: reason for k, reason in over.items()}
 
 
 def _own_business(work: Callable[[], _T]) -> _T:
@@ -170,88 +215,36 @@ def _own_business(work: Callable[[], _T]) -> _T:
                            "why.") from None
 
 
-@dataclass(frozen=True, eq=False)
-class _Asking:
-    """The users of a node while they are asked."""
+def _objection(guard: Guard, data: Data, user: int, query: Message, first: Message) -> str:
+    """Why this question is not answered, or an empty text."""
+    reason = objection(query, data.samples.dim, 1 if data.train is None else 2)
+    if reason is None and not alike(query, first):
+        reason = "the users of a node are asked different questions at once"
+    reason = reason or guard.objection(data, user, query)
+    if reason or query.kind != "release":
+        return reason
+    return objection_to(data.release, user, query, data.samples.users.n_features)
 
-    guard: Guard
-    agreement: Agreement
-    data: Data
-    split: str
 
-    def answers(self, run: str, queries: Mapping[str, bytes],
-                own: Mapping[str, Any]) -> NodeReplies:
-        """Replies and refusals."""
-        users = self.data.samples.users
-        asked: dict[int, Message] = {}
-        refused: dict[Any, tuple[str, int, str]] = {}  # kind, round and reason
-        for key, content in queries.items():
-            name = _name(key)
-            if name not in users.names:
-                continue
-            try:
-                query = decode(bytes(content), MOST_BYTES)
-            except (BadMessage, TypeError) as error:
-                refused[name] = "", 0, str(error)
-                continue
-            reason = self._objection(users.index(name), query, next(iter(asked.values()), query))
-            if reason:
-                refused[name] = query.kind, query.round, reason
-            else:
-                asked[users.index(name)] = query
-        self.guard.refuse(run, refused)
-        replies, over = self._replies(run, asked, own) if asked else ({}, {})
-        return NodeReplies(replies, {json.dumps(name): reason
-                                     for name, (_, _, reason) in refused.items()} | over)
+def _models(data: Data, queries: Batch, replies: Batch) -> dict[int, Array]:
+    """The users' models, where the question lets them have one; nobody else sees these."""
+    if queries.kind == "certify" and "point" in queries.arrays:  # the models that users get
+        return dict(zip(queries.users.tolist(), queries.arrays["point"], strict=True))
+    if queries.kind == "join":
+        return {k: reply.arrays["model"][0] for k, reply in replies.items()}
+    if queries.kind == "home":  # finished from exact rows
+        models = finished_at_home(data.loss, data.samples, queries)
+        return dict(zip(queries.users.tolist(), models, strict=True))
+    return {}
 
-    def _objection(self, user: int, query: Message, first: Message) -> str:
-        """Why this question is not answered, or an empty text."""
-        reason = objection(query, self.data.samples.dim, 1 if self.data.train is None else 2)
-        if reason is None and not alike(query, first):
-            reason = "the users of a node are asked different questions at once"
-        reason = reason or self.guard.objection(self.data, user, query)
-        return reason or (objection_to(self.data.releasing, user, query) if query.kind == "release"
-                          else "")
 
-    def _replies(self, run: str, asked: Mapping[int, Message],
-                 own: Mapping[str, Any]) -> tuple[dict[str, bytes], dict[str, str]]:
-        """The replies that may leave, and of those that are too many the reasons."""
-        users = self.data.samples.users
-        batch = gather(list(asked.items()), "query")
-        replies = _own_business(lambda: answer_all(self.data, batch))
-        leaving = replies if replies.kind != "join" or own.get("return-models") else \
-            replace(replies, ragged={})  # a newcomer's model stays with it
-        messages = dict(leaving.items())
-        encoded = {k: reply.encode() for k, reply in messages.items()}
-        over = self.guard.account(run, messages, self.data,
-                                  {k: self._digest(asked[k]) for k in messages},
-                                  {k: len(content) for k, content in encoded.items()})
-        left = {k: query for k, query in asked.items() if k not in over}
-        folder = str(own.get("models-dir", ""))
-        models = _own_business(lambda: self._models(batch, replies)) if folder else {}
-        if models:
-            keep_models(folder, self.agreement, [(users.names[k], models[k]) for k in left])
-        keys = {k: json.dumps(users.names[k]) for k in asked}
-        return {keys[k]: encoded[k] for k in left}, {keys[k]: reason for k, reason in over.items()}
-
-    def _models(self, queries: Batch, replies: Batch) -> dict[int, Array]:
-        """The users' models, where the question lets them have one; nobody else sees these."""
-        if queries.kind == "certify" and "point" in queries.arrays:  # the models that users get
-            return dict(zip(queries.users.tolist(), queries.arrays["point"], strict=True))
-        if queries.kind == "join":
-            return {k: reply.arrays["model"][0] for k, reply in replies.items()}
-        if queries.kind == "home":  # finished from exact rows
-            models = finished_at_home(self.data.loss, self.data.samples, queries)
-            return dict(zip(queries.users.tolist(), models, strict=True))
-        return {}
-
-    def _digest(self, query: Message) -> str:
-        """A name for the question: the same only if the answer is the same."""
-        sums = hashlib.sha256(f"{query.kind} {self.split} {self.agreement.digest}".encode())
-        for name, array in sorted(query.arrays.items()):
-            sums.update(f"{name} {array.dtype} {array.shape}".encode())
-            sums.update(np.ascontiguousarray(array).tobytes())
-        return sums.hexdigest()[:32]
+def _digest(query: Message, share: float, agreement: Agreement) -> str:
+    """A name for the question: the same only if the answer is the same."""
+    sums = hashlib.sha256(f"{query.kind} {share!r} {agreement.digest}".encode())
+    for name, array in sorted(query.arrays.items()):
+        sums.update(f"{name} {array.dtype} {array.shape}".encode())
+        sums.update(np.ascontiguousarray(array).tobytes())
+    return sums.hexdigest()[:32]
 
 
 def _name(key: str) -> Any:
@@ -322,9 +315,8 @@ def load_models(folder: str | PathLike[str]) -> KeptModels:
     InvalidInput : there are none, or a file is damaged.
     """
     files = sorted(Path(folder).glob(_FILES), key=lambda file: (file.stat().st_mtime_ns, file.name))
-    if not files:
-        raise InvalidInput(f"{folder} holds no models that a node keeps",
-                           remedy="Give the folder that is `models-dir` in the node configuration")
+    require(files, f"{folder} holds no models that a node keeps",
+            "Give the folder that is `models-dir` in the node configuration")
     try:
         parts = [json.loads(file.read_text(encoding="utf-8")) for file in files]
         last = parts[-1]

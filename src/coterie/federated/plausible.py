@@ -255,25 +255,22 @@ def wrong_moments(counts: Array, means: Array, m2: Array, target: Array | None =
                     (~empty & (above**2 > target[:, 1] * (1 + _REST) + rounding**2 + 2 * above
                                * rounding),
                      "its largest target is further from the mean than its sum of squares allows")]
-    out = [""] * len(counts)
-    for bad, reason in reasons:
-        for user in np.flatnonzero(bad):
-            out[user] = out[user] or reason
-    return out
+    return [next((reason for bad, reason in reasons if bad[user]), "")
+            for user in range(len(counts))]
 
 
-def wrong_targets(task: str, largest: Array, means: Array, n_classes: int, most: float) -> list[
-    str]:
+def wrong_targets(task: str, largest: Array, means: Array, n_classes: int,
+                  most: float) -> list[str]:
     """Why targets with these largest values and means are none of the task, for each user; "" if
     they are.
     """
-    out = [""] * len(largest)
-    for user in range(len(largest)):
-        if task == "classification" and not 0 <= means[user] <= largest[user] <= n_classes - 1:
-            out[user] = f"its classes are not among the {n_classes} agreed on"
-        if task == "counts" and not 0 <= means[user] <= largest[user] <= most:
-            out[user] = f"its counts are not from 0 to {most:g}"
-    return out
+    if task not in ("classification", "counts"):
+        return [""] * len(largest)
+    classes = task == "classification"
+    good = (means >= 0) & (means <= largest) & (largest <= (n_classes - 1 if classes else most))
+    reason = (f"its classes are not among the {n_classes} agreed on" if classes
+              else f"its counts are not from 0 to {most:g}")
+    return ["" if one else reason for one in good]
 
 
 def wrong_scatters(counts: Array, means: Array, scatters: Array) -> list[str]:
@@ -339,9 +336,8 @@ def without_dominant(moments: Moments) -> Moments:
         mean = counts[others] @ means[others, column] / n
         total = m2[others, column].sum() + counts[others] @ (means[others, column] - mean) ** 2
         means[user, column], m2[user, column] = mean, counts[user] * total / n
-    log.warning("column(s) number %s: one user is left out of the scaling, its numbers are out of "
-                "all proportion",
-                ", ".join(map(str, ruled[:5])))
+    log.warning("column(s) number %s: one user is left out of the "
+                "scaling, its numbers are out of all proportion", ", ".join(map(str, ruled[:5])))
     return Moments(counts, means, m2)
 
 

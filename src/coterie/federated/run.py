@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput, interruptible
+from coterie.base.errors import InvalidInput, interruptible, require
 from coterie.base.types import Array
 from coterie.convex.choice import best_mean
 from coterie.convex.consensus import lam_max
@@ -190,9 +190,8 @@ class FederatedPath(Path):
         >>> path.best().lam in path.lams
         True
         """
-        if any(run.scores is None for run in self.runs):
-            raise InvalidInput("nothing was held out along this path",
-                               remedy="Give federate_path(..., holdout=rows)")
+        require(not any(run.scores is None for run in self.runs),
+                "nothing was held out along this path", "Give federate_path(..., holdout=rows)")
         losses = np.stack([_means(run.scores) for run in self.runs])
         return self.runs[best_mean(losses, self.n_clusters, one_standard_error)]
 
@@ -309,9 +308,8 @@ def together(run: Solution) -> float:
     """The smallest lam at which all users share one model, estimated from the users' last replies.
     """
     state = run.state
-    if not isinstance(state, NewtonState):
-        raise InvalidInput("second-order models come from Newton's method, and this run is by "
-                           f"{run.solver}")
+    require(isinstance(state, NewtonState),
+            f"second-order models come from Newton's method, and this run is by {run.solver}")
     active = ~state.aside
     forms = state.forms.take(active)
     curvature = forms.traces().mean() / run.problem.dim

@@ -147,8 +147,7 @@ class Session:
         self.unsaved.append((line, entries))
         return line
 
-    def step(self, method: Method, state: Any,
-             screen: Screen) -> tuple[Any, Batch, Replies]:
+    def step(self, method: Method, state: Any, screen: Screen) -> tuple[Any, Batch, Replies]:
         """A round of an algorithm: the state after it, and what was asked and answered.
 
         Raises
@@ -164,8 +163,7 @@ class Session:
         if patience is not None:
             gone = np.flatnonzero((state.missed >= patience) & ~state.aside)
             reason = f"it left {patience} queries in a row unanswered"
-            state = self.exclude(method, state, [(int(user), reason) for user in gone],
-                                 state.round)
+            state = self.exclude(method, state, [(int(user), reason) for user in gone], state.round)
         return state, queries, replies
 
     def exclude(self, method: Method, state: Any, refused: Refusals, turn: int) -> Any:

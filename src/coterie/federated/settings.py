@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 from coterie.data.summary import TASKS
 from coterie.data.users import Participants
 from coterie.federated.algorithms import ALGORITHMS
@@ -101,16 +101,13 @@ class FederationSettings:
     every: int = 1
 
     def __post_init__(self) -> None:
-        if not isinstance(self.algorithm, Algorithm):
-            raise InvalidInput(f"expected an algorithm such as Newton(), got {self.algorithm!r}",
-                               remedy="Create it by calling its class; coterie.ALGORITHMS lists "
-                               "them")
-        if self.weights not in KINDS:
-            raise InvalidInput(f"unknown weights {self.weights!r}",
-                               remedy=f"Choose one of: {', '.join(KINDS)}")
-        if not (np.isfinite(self.tol) and self.tol > 0):
-            raise InvalidInput(f"tol must be a finite number > 0, got {self.tol!r}",
-                               remedy="Use for example 1e-6")
+        require(isinstance(self.algorithm, Algorithm),
+                f"expected an algorithm such as Newton(), got {self.algorithm!r}",
+                "Create it by calling its class; coterie.ALGORITHMS lists them")
+        require(self.weights in KINDS,
+                f"unknown weights {self.weights!r}", f"Choose one of: {', '.join(KINDS)}")
+        require(np.isfinite(self.tol) and self.tol > 0,
+                f"tol must be a finite number > 0, got {self.tol!r}", "Use for example 1e-6")
         if self.max_rounds is not None and self.max_rounds < 1:
             raise InvalidInput(f"max_rounds must be at least 1, got {self.max_rounds!r}",
                                remedy="Leave it at None")
@@ -133,8 +130,7 @@ class FederationSettings:
         if self.lams is None or (isinstance(self.lams, str) and self.lams == "auto"):
             return
         lams = [check_lam(lam) for lam in np.asarray(self.lams, dtype=float).ravel().tolist()]
-        if not lams:
-            raise InvalidInput("there are no lams", remedy="Give at least one, or leave them out")
+        require(lams, "there are no lams", "Give at least one, or leave them out")
         object.__setattr__(self, "lams", tuple(sorted(lams, reverse=True)))
 
     def replace(self, **changes: Any) -> Self:
@@ -263,16 +259,13 @@ class Deployment:
         elif self.epsilon and self.holdout:
             raise InvalidInput("rows that are held out would need a budget of their own",
                                remedy="Leave holdout out")
-        if self.task not in ("auto", *TASKS):
-            raise InvalidInput(f"unknown task {self.task!r}",
-                               remedy=f"Choose one of: auto, {', '.join(TASKS)}")
+        require(self.task in ("auto", *TASKS),
+                f"unknown task {self.task!r}", f"Choose one of: auto, {', '.join(TASKS)}")
         put("standardize", str(self.standardize).lower())  # TOML may say true
-        if self.standardize not in _SCALED:
-            raise InvalidInput(f"standardize must be auto, true or false, got {self.standardize!r}",
-                               remedy="Use auto")
-        if not 0 <= self.holdout < 1:
-            raise InvalidInput(f"holdout must be a share in [0, 1), got {self.holdout!r}",
-                               remedy="Use 0.2")
+        require(self.standardize in _SCALED,
+                f"standardize must be auto, true or false, got {self.standardize!r}", "Use auto")
+        require(0 <= self.holdout < 1,
+                f"holdout must be a share in [0, 1), got {self.holdout!r}", "Use 0.2")
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -313,9 +306,8 @@ class Deployment:
         if self.chooses:
             return run
         lams = _lams(str(self.lams))
-        if lams is not None and not self.holdout > 0:
-            raise InvalidInput("a path is chosen from by rows held out, and there are none",
-                               remedy="Set holdout = 0.2")
+        require(lams is None or self.holdout > 0,
+                "a path is chosen from by rows held out, and there are none", "Set holdout = 0.2")
         n_lams = FederationSettings.n_lams if self.n_lams == "auto" else int(self.n_lams)
         return run.replace(algorithm=algorithm_of(self.algorithm, self.algorithm_options),
                            lam=0.0 if self.lam == "auto" else _number(self.lam), lams=lams,
@@ -334,9 +326,8 @@ class Deployment:
             value = getattr(self, name)
             if value and not (name == "weights" and value == "auto"):
                 key = key_of(name)
-                raise InvalidInput(f"{key} is for a given lam, and lam is auto",
-                                   remedy="Give lam a number, for example --lam 0.05, or leave "
-                                          f"{key} out")
+                raise InvalidInput(f"{key} is for a given lam, and lam is auto", remedy="Give "
+                                   f"lam a number, for example --lam 0.05, or leave {key} out")
         n_lams = Settings.n_lams if self.n_lams == "auto" else int(self.n_lams)
         return Settings(loss=self.loss, ridge=self.ridge, n_lams=n_lams, count=self.count,
                         max_groups=int(self.max_groups) or None, tol=float(self.tol),
@@ -347,9 +338,8 @@ class Deployment:
     def privacy(self) -> Privacy | None:
         """What is promised to users; None without noise."""
         if self.epsilon == 0:
-            if self.clip:
-                raise InvalidInput("clip is for a private run, and there is no epsilon",
-                                   remedy="Give epsilon a number")
+            require(not self.clip,
+                    "clip is for a private run, and there is no epsilon", "Give epsilon a number")
             return None
         return Privacy(epsilon=float(self.epsilon), delta=float(self.delta),
                        clip=parse_clip(self.clip), unit=self.unit)
@@ -398,9 +388,8 @@ def for_nodes(config: Mapping[str, Any]) -> dict[str, Any]:
 def algorithm_of(name: str, options: str = "") -> Algorithm:
     """An algorithm by its name in ALGORITHMS, with its settings as JSON."""
     name = str(name) or "newton"
-    if name not in ALGORITHMS:
-        raise InvalidInput(f"unknown algorithm {name!r}",
-                           remedy=f"Choose one of: {', '.join(ALGORITHMS)}")
+    require(name in ALGORITHMS,
+            f"unknown algorithm {name!r}", f"Choose one of: {', '.join(ALGORITHMS)}")
     try:
         return ALGORITHMS[name](**json.loads(str(options) or "{}"))
     except (TypeError, ValueError) as error:

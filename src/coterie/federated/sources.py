@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, located
+from coterie.base.errors import InvalidInput, located, require
 from coterie.data import simulated as datasets
 from coterie.data.files import read_table, row_place
 from coterie.data.frames import as_frame, read_cells, row_names
@@ -148,9 +148,7 @@ def dataset(config: Config) -> Users:
     name = str(_need(config, "dataset"))
     makers: dict[str, Callable[..., Any]] = {"ellipses": datasets.ellipses,
                                              "clustered": datasets.clustered}
-    if name not in makers:
-        raise InvalidInput(f"unknown data set {name!r}",
-                           remedy=f"Choose one of: {', '.join(makers)}")
+    require(name in makers, f"unknown data set {name!r}", f"Choose one of: {', '.join(makers)}")
     return makers[name](**json.loads(str(config.get("dataset-options", "") or "{}"))).users
 
 
@@ -232,9 +230,8 @@ def _table(frame: Any, config: Config) -> Table:
 
 def _need(config: Config, key: str) -> Any:
     value = config.get(key, "")
-    if value == "":
-        raise InvalidInput(f"the configuration has no {key!r}",
-                           remedy=f"Give it, for example with --node-config '{key}=...'")
+    require(value != "", f"the configuration has no {key!r}",
+            f"Give it, for example with --node-config '{key}=...'")
     return value
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import require
 from coterie.base.types import Array, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.protocol.messages import Batch
@@ -40,8 +41,8 @@ class FedAvg(Algorithm):
     def __post_init__(self) -> None:
         _check(self.steps, self.rate, self.rounds)
 
-    def on(self, federation: Federation, tol: float = 1e-6) -> FedAvgMethod:
-        return FedAvgMethod(federation, self)
+    def on(self, federation: Federation, tol: float = 1e-6) -> TrainMethod:
+        return TrainMethod(federation, self.rate, self.rounds, lambda turn: self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,25 +80,28 @@ class SquaredPenalty(Algorithm):
 
     def __post_init__(self) -> None:
         _check(1, self.rate, self.rounds)
-        if not 0 < self.chance < 1:
-            raise InvalidInput(f"chance must be in (0, 1), got {self.chance!r}",
-                               remedy="Use for example 0.2")
-        if self.strength is not None and not (np.isfinite(self.strength) and self.strength >= 0):
-            raise InvalidInput(f"strength must be a finite number >= 0, got {self.strength!r}",
-                               remedy="Use 1.0")
+        require(0 < self.chance < 1,
+                f"chance must be in (0, 1), got {self.chance!r}", "Use for example 0.2")
+        require(self.strength is None or (np.isfinite(self.strength) and self.strength >= 0),
+                f"strength must be a finite number >= 0, got {self.strength!r}", "Use 1.0")
 
-    def on(self, federation: Federation, tol: float = 1e-6) -> SquaredPenaltyMethod:
-        return SquaredPenaltyMethod(federation, self)
+    def on(self, federation: Federation, tol: float = 1e-6) -> TrainMethod:
+        def steps(turn: int) -> int:
+            return int(np.random.default_rng([federation.seed, turn, 2]).geometric(self.chance)) - 1
+
+        strength = federation.lam * federation.n_users if self.strength is None else self.strength
+        # The step to the mean is x - (rate strength / chance) (x - mean); beyond the mean it would
+        # oscillate.
+        pull = min(self.rate * strength / self.chance, 1.0)
+        return TrainMethod(federation, self.rate / (1.0 - self.chance), self.rounds, steps, pull)
 
 
 def _check(steps: int, rate: float, rounds: int) -> None:
-    if any(isinstance(count, bool) or int(count) != count or count < 1
-           for count in (steps, rounds)):
-        raise InvalidInput("steps and rounds must be integers >= 1",
-                           remedy="Use for example 5 and 50")
-    if not (np.isfinite(rate) and rate > 0):
-        raise InvalidInput(f"rate must be a finite number > 0, got {rate!r}",
-                           remedy="Use for example 0.1")
+    require(not any(isinstance(count, bool)
+                    or int(count) != count or count < 1 for count in (steps, rounds)),
+            "steps and rounds must be integers >= 1", "Use for example 5 and 50")
+    require(np.isfinite(rate) and rate > 0,
+            f"rate must be a finite number > 0, got {rate!r}", "Use for example 0.1")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,10 +109,23 @@ class TrainState(State):
     trained: int  # number of rounds with replies
 
 
-class _Train(Method):
+class TrainMethod(Method):
+    """Rounds of gradient steps at the users, and of an update at the server.
+
+    Parameters
+    ----------
+    federation : whose users train.
+    rate, rounds : length of a step, and number of rounds.
+    steps : the number of steps of each user in a round.
+    pull : how far the users who replied go to the mean of all; None: all get the mean of those.
+    """
+
     kind = "train"
-    rate: float
-    rounds: int
+
+    def __init__(self, federation: Federation, rate: float, rounds: int,
+                 steps: Callable[[int], int], pull: float | None = None) -> None:
+        super().__init__(federation)
+        self.rate, self.rounds, self.steps, self.pull = rate, rounds, steps, pull
 
     def begin(self, models: Array) -> TrainState:
         return TrainState(**self.fresh, now=models, trained=0)
@@ -119,49 +136,17 @@ class _Train(Method):
     def finished(self, state: TrainState) -> bool:
         return state.trained >= self.rounds
 
-    def _steps(self, turn: int) -> int:
-        raise NotImplementedError
-
     def _ask(self, state: TrainState, users: Ints) -> Batch:
-        return Batch(self.kind, state.round, users, {"model": state.now[users],
-                                                     "steps": np.full(len(users),
-                                                         self._steps(state.round))},
+        steps = np.full(len(users), self.steps(state.round))
+        return Batch(self.kind, state.round, users, {"model": state.now[users], "steps": steps},
                      shared={"rate": np.array(self.rate)})
 
-
-class FedAvgMethod(_Train):
-    def __init__(self, federation: Federation, settings: FedAvg) -> None:
-        super().__init__(federation)
-        self.settings, self.rate = settings, settings.rate
-        self.rounds = settings.rounds
-
-    def _steps(self, turn: int) -> int:
-        return self.settings.steps
-
     def _tell(self, state: TrainState, replies: Batch) -> TrainState:
-        mean = replies.arrays["point"].mean(axis=0)
-        return replace(state, now=np.broadcast_to(mean, state.now.shape).copy(),
-                       trained=state.trained + 1)
-
-
-class SquaredPenaltyMethod(_Train):
-    def __init__(self, federation: Federation, settings: SquaredPenalty) -> None:
-        super().__init__(federation)
-        self.settings, self.rounds = settings, settings.rounds
-        self.strength = federation.lam * federation.n_users if settings.strength is None \
-            else settings.strength
-        self.rate = settings.rate / (1.0 - settings.chance)
-        # The step to the mean is x - (rate strength / chance) (x - mean); beyond the mean it would
-        # oscillate.
-        self.pull = min(settings.rate * self.strength / settings.chance, 1.0)
-
-    def _steps(self, turn: int) -> int:
-        return int(np.random.default_rng([self.federation.seed, turn, 2]).geometric(
-            self.settings.chance)) - 1
-
-    def _tell(self, state: TrainState, replies: Batch) -> TrainState:
-        now = state.now.copy()
-        now[replies.users] = replies.arrays["point"]
-        mean = now[~state.aside].mean(axis=0)
-        now[replies.users] += self.pull * (mean - now[replies.users])
+        now, points = state.now.copy(), replies.arrays["point"]
+        if self.pull is None:
+            now[:] = points.mean(axis=0)
+        else:
+            now[replies.users] = points
+            mean = now[~state.aside].mean(axis=0)
+            now[replies.users] += self.pull * (mean - now[replies.users])
         return replace(state, now=now, trained=state.trained + 1)

@@ -19,11 +19,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 from coterie.base.labels import labels_of
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants
-from coterie.federated.protocol.messages import Batch, Message, gather
+from coterie.federated.protocol.messages import Batch, Message, flags, gather, put
 from coterie.losses import Loss
 from coterie.losses.derived import Remote
 from coterie.problem.graph import Graph
@@ -59,22 +59,18 @@ class Participation:
     trace: npt.ArrayLike | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction <= 1:
-            raise InvalidInput(f"fraction must be in (0, 1], got {self.fraction!r}",
-                               remedy="Use for example 0.4")
+        require(0 < self.fraction <= 1,
+                f"fraction must be in (0, 1], got {self.fraction!r}", "Use for example 0.4")
         if self.count is not None and (isinstance(self.count, bool) or int(self.count) != self.count
                                        or self.count < 1):
             raise InvalidInput(f"count must be an integer >= 1, got {self.count!r}",
                                remedy="Use for example 10")
-        if self.order not in ("random", "sweeps"):
-            raise InvalidInput(f"order must be 'random' or 'sweeps', got {self.order!r}",
-                               remedy="Use 'random'")
+        require(self.order in ("random", "sweeps"),
+                f"order must be 'random' or 'sweeps', got {self.order!r}", "Use 'random'")
         if self.trace is not None:
             trace = np.asarray(self.trace, dtype=bool)
-            if trace.ndim != 2 or not len(trace):
-                raise InvalidInput("a trace has one row per round and one column per user, got "
-                                   f"shape {trace.shape}",
-                                   remedy="Give an array of True and False")
+            require(trace.ndim == 2 and len(trace), "a trace has one row per round and one "
+                    f"column per user, got shape {trace.shape}", "Give an array of True and False")
             object.__setattr__(self, "trace", trace)
 
     def share(self, n_users: int) -> float:
@@ -98,9 +94,8 @@ class Participation:
             return np.ones(n_users, dtype=bool)
         trace: Flags = self.trace  # type: ignore[assignment]  # an array since __post_init__
         if trace.shape[1] != n_users:
-            raise InvalidInput(f"the trace is for {trace.shape[1]} users, the federation has "
-                               f"{n_users}",
-                               remedy="Give one column per user")
+            raise InvalidInput(f"the trace is for {trace.shape[1]} users, "
+                               f"the federation has {n_users}", remedy="Give one column per user")
         return trace[turn % len(trace)]
 
     def choose(self, turn: int, eligible: Flags, seed: int, need: Array | None = None) -> Ints:
@@ -125,9 +120,7 @@ class Participation:
             order = order[np.sort(np.unique(order, return_index=True)[1])]
         if need is not None:
             order = order[np.argsort(-need[order], kind="stable")]
-        keep = np.zeros(n_users, dtype=bool)
-        keep[possible] = True
-        return np.sort(order[keep[order]][:wanted])
+        return np.sort(order[flags(n_users, possible)[order]][:wanted])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -176,8 +169,7 @@ class Federation:
     def of(cls, problem: Problem, **more: Any) -> Self:
         """The federation that solves this problem; `more` are its other fields."""
         return cls(names=problem.users.names, dim=problem.dim, loss=problem.loss, lam=problem.lam,
-                   graph=problem.graph,
-                   features=problem.users.feature_names, **more)
+                   graph=problem.graph, features=problem.users.feature_names, **more)
 
     @property
     def n_users(self) -> int:
@@ -329,9 +321,8 @@ class Method(ABC):
 
     def asked(self, state: Any) -> Any:
         """The state after the queries of this round were sent."""
-        users, asked = self.chosen(state), state.asked.copy()
-        asked[users] = state.round
-        return self._asked(replace(state, asked=asked), users)
+        users = self.chosen(state)
+        return self._asked(replace(state, asked=put(state.asked, users, state.round)), users)
 
     def update(self, state: Any, replies: Batch | None, waiting: tuple[int, ...] = ()) -> Any:
         """The state after a round: of what `asked` gives and the replies, which are screened.
@@ -343,9 +334,8 @@ class Method(ABC):
         waiting : users whose reply may still arrive.
         """
         n = self.federation.n_users
-        replied, open_ = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
-        replied[[] if replies is None else replies.users] = True
-        open_[[user for user in waiting if 0 <= user < n]] = True
+        replied = flags(n, [] if replies is None else replies.users)
+        open_ = flags(n, [user for user in waiting if 0 <= user < n])
         state = self._alone(state) if replies is None or not len(replies) \
             else self._tell(state, replies)
         unanswered = (state.asked >= 0) & ~replied
@@ -361,8 +351,7 @@ class Method(ABC):
 
     def exclude(self, state: Any, users: Ints) -> Any:
         """The state without these users."""
-        aside = state.aside.copy()
-        aside[users] = True
+        aside = put(state.aside, users, True)
         new = np.flatnonzero(aside & ~state.aside)
         return self._forget(replace(state, aside=aside), new) if new.size else state
 

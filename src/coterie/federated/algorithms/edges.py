@@ -11,11 +11,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from coterie.base.labels import group_means
 from coterie.base.types import Array, Flags, Ints
-from coterie.federated.protocol.messages import Batch, Ragged
-from coterie.federated.spans import evaluated, mean_curvature, stiffness
+from coterie.federated.algorithms.forms import evaluated, mean_curvature, stiffness
+from coterie.federated.plausible import capped
+from coterie.federated.protocol.messages import Batch, Ragged, flags
 from coterie.losses import Loss, Samples
 from coterie.problem.graph import Graph
+
+# Distances, relative to the largest model.
+_CLOSE = (0.0, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
 
 class Pairs:
@@ -147,11 +152,9 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch,
     # S3: their differences, from the old models.
     at = _positions(queries, "update", offsets)
     if at.size:
-        difference[at] = differences(points[owner[at]], seen[at], difference[at], hat[at],
-                                     kept["radii"].values[at],
-                                     rho, eta_z)
-    stepped = np.zeros(len(users), dtype=np.int64)
-    stepped[stepping] = 1
+        difference[at] = differences(points[owner[at]], seen[at],
+                                     difference[at], hat[at], kept["radii"].values[at], rho, eta_z)
+    stepped = flags(len(users), stepping).astype(np.int64)
     counts = queries.ragged["update"].counts if at.size else np.zeros(len(users), dtype=np.int64)
     reply = {"model": Ragged.of(models[moving], stepped), "value": Ragged.of(values, stepped),
              "curvature": Ragged.of(curvatures, stepped), "difference": Ragged.of(difference[at],
@@ -185,8 +188,7 @@ def _read(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int, 
     neighbours, who = kept["neighbours"].values, queries.shared["who"]
     row = np.full(int(max(neighbours.max(initial=-1), who.max(initial=-1))) + 1, -1)
     row[who] = np.arange(len(who))
-    reached = np.zeros(n_users, dtype=bool)
-    reached[queries.users] = True
+    reached = flags(n_users, queries.users)
     if neighbours.size:
         moved = np.flatnonzero((row[neighbours] >= 0) & reached[owner] & ~quiet)
         others[moved] = queries.shared["models"][row[neighbours[moved]]]
@@ -221,8 +223,7 @@ def _initialised(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim
     points = queries.ragged.get("point")
     if points is None:
         return kept
-    reset = np.zeros(n_users, dtype=bool)
-    reset[queries.users[np.flatnonzero(points.counts)]] = True
+    reset = flags(n_users, queries.users[np.flatnonzero(points.counts)])
     for name in _KEPT:
         kept[name] = _replaced(kept[name], queries.users, queries.ragged.get(name), reset)
     others = queries.ragged.get("others")
@@ -244,3 +245,65 @@ def _replaced(old: Ragged, users: Ints, received: Ragged | None, reset: Flags) -
     if received is not None:
         new.values[replaced] = received.values
     return new
+
+
+# -- at the server: exact groups from iterates that are only nearly equal
+
+
+def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Array, slopes: Array,
+          curvature: Array) -> Array:
+    """(n_users, dim) models in which nearly equal ones are made equal, with as few groups as the
+    slopes allow.
+
+    Users are merged if all their z are zero, or if their models are close. Of several distances for
+    "close", the largest is used whose objective, estimated from the users' slopes and curvatures,
+    is no worse.
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    n = len(models)
+    apart = np.linalg.norm(models[pairs.heads] - models[pairs.tails], axis=1)
+    zero = np.full(graph.n_edges, True)
+    np.logical_and.at(zero, pairs.edge, ~difference.any(axis=1))
+    size = float(np.abs(models).max(initial=0.0))
+    active = graph.subgraph(np.isin(np.arange(graph.n_edges), pairs.edge))
+    best, least, seen = models, lam * active.penalty(models), n
+    for close in _CLOSE:
+        joined = zero[pairs.edge] | (apart <= close * size)
+        links = csr_array((np.ones(joined.sum()), (pairs.heads[joined], pairs.tails[joined])),
+                          shape=(n, n))
+        count, labels = connected_components(links, directed=False)
+        if count == seen:
+            continue
+        seen = count
+        means = group_means(models, labels, count)[labels]
+        step = means - models
+        rise = float((slopes * step).sum() + 0.5 * (curvature * (step**2).sum(axis=1)).sum())
+        total = lam * active.penalty(means) + rise
+        if total <= least + 1e-12 * abs(least):
+            best, least = means, total
+    return best
+
+
+def missed(graph: Graph, lam: float, models: Array, duals: Array, lack: Array,
+           values: Array) -> float:
+    """An estimate of the relative gap of models and duals: the users' lacks, and the part of the
+    penalty that the duals lack.
+    """
+    if not np.isfinite(lack).all():
+        return np.inf
+    penalty = lam * graph.penalty(models)
+    slack = max(penalty - float((graph.divergence(duals) * models).sum()), 0.0)
+    gap = float(lack.sum() + slack) / max(abs(float(capped(values).sum()) + penalty), 1e-300)
+    return gap if np.isfinite(gap) else np.inf
+
+
+def lacks(graph: Graph, models: Array, duals: Array, points: Array, slopes: Array,
+          curvature: Array) -> Array:
+    """(n,) ||grad f_i + (B'y)_i||^2 / (2 h_i), from slopes and curvatures h at other points; nan
+    for users whose curvature is not known.
+    """
+    h = np.maximum(curvature, 1e-12 * curvature.max() + 1e-300)
+    lack = slopes + h[:, None] * (models - points) + graph.divergence(duals)
+    return np.asarray((lack**2).sum(axis=1) / (2 * h))

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.forms import (
@@ -35,7 +35,7 @@ from coterie.federated.algorithms.forms import (
     wrong_hessians,
 )
 from coterie.federated.plausible import capped
-from coterie.federated.protocol.messages import Batch, Ragged
+from coterie.federated.protocol.messages import Batch, Ragged, flags, put
 from coterie.solvers import solve_quietly
 from coterie.solvers.base import Point
 
@@ -71,9 +71,8 @@ class Newton(Algorithm):
     rank: int = 0
 
     def __post_init__(self) -> None:
-        if self.select not in ("needed", "random"):
-            raise InvalidInput(f"select must be 'needed' or 'random', got {self.select!r}",
-                               remedy="Use 'needed'")
+        require(self.select in ("needed", "random"),
+                f"select must be 'needed' or 'random', got {self.select!r}", "Use 'needed'")
         if isinstance(self.rank, bool) or int(self.rank) != self.rank or self.rank < -1:
             raise InvalidInput(f"rank must be -1, 0 or a positive number, got {self.rank!r}",
                                remedy="Use 0")
@@ -137,13 +136,12 @@ class NewtonMethod(Method):
 
     def begin(self, models: Array) -> NewtonState:
         n, d = self.federation.n_users, self.federation.dim
-        return NewtonState(
-            **self.fresh, now=models, sent=models, points=models, values=np.zeros(n),
-                           gradients=np.zeros((n, d)),
-            **Forms.blank(n, d)._asdict(), shift=np.zeros(n), known=np.zeros(n, dtype=bool),
-            doubted=np.zeros(n, dtype=bool), duals=np.zeros((self.federation.graph.n_edges, d)),
-                           sigma=0.0,
-            promised=np.full(n, np.inf), trust=1.0, error=np.inf)
+        return NewtonState(**self.fresh, now=models, sent=models,
+                           points=models, values=np.zeros(n), gradients=np.zeros((n, d)),
+                           **Forms.blank(n, d)._asdict(), shift=np.zeros(n),
+                           known=np.zeros(n, dtype=bool), doubted=np.zeros(n, dtype=bool),
+                           duals=np.zeros((self.federation.graph.n_edges, d)),
+                           sigma=0.0, promised=np.full(n, np.inf), trust=1.0, error=np.inf)
 
     def warm(self, state: NewtonState) -> NewtonState:
         """All replies are still valid: the problem is solved with them before users are asked
@@ -174,14 +172,10 @@ class NewtonMethod(Method):
                      {"rank": np.array(self.settings.rank, dtype=np.int64)})
 
     def _asked(self, state: NewtonState, users: Ints) -> NewtonState:
-        sent = state.sent.copy()
-        sent[users] = state.now[users]
-        return replace(state, sent=sent)
+        return replace(state, sent=put(state.sent, users, state.now[users]))
 
     def _forget(self, state: NewtonState, users: Ints) -> NewtonState:
-        known = state.known.copy()
-        known[users] = False
-        return self._solved(replace(state, known=known))
+        return self._solved(replace(state, known=put(state.known, users, False)))
 
     def _tell(self, state: NewtonState, replies: Batch) -> NewtonState:
         stepped_back, share = np.zeros(len(replies), dtype=bool), replies.ragged.get("share")
@@ -241,26 +235,19 @@ class NewtonMethod(Method):
         trust = float(np.clip(off / second[seen].sum(), 1e-4, 1.0)) if seen.any() else 1.0
         trust = 0.0 if self.federation.loss.quadratic else trust
         taken = users[good]
-        points, values, gradients = (np.array(a) for a in (state.points, state.values,
-                                                           state.gradients))
-        points[taken], values[taken] = at[good], replies.arrays["value"][good]
-        gradients[taken], known_forms = replies.arrays["gradient"][good], \
-            state.forms.put(taken, forms.take(good))
-        known, doubted = state.known.copy(), state.doubted.copy()
-        known[taken], doubted[taken], doubted[users[~good]] = True, False, True
+        known, known_forms = put(state.known, taken, True), state.forms.put(taken, forms.take(good))
         # If a quadratic predicted too large a decrease, its shift is increased; if it was accurate,
         # decreased.
         curvature = known_forms.traces() / self.federation.dim
         stiffer = np.maximum(100.0 * state.shift,
                              0.03 * np.maximum(curvature, capped(curvature[known]).mean()))
-        poor = np.zeros(self.federation.n_users, dtype=bool)
-        poor[users[~good]] = poor[users[stepped_back]] = True
-        shift = state.shift.copy()
-        shift[taken] *= 0.1
-        shift = np.where(poor, stiffer, shift)
-        return self._solved(replace(state, points=points, values=values, gradients=gradients,
-                                    shift=shift, known=known,
-                                    doubted=doubted, trust=trust, **known_forms._asdict()))
+        poor = flags(self.federation.n_users, users[~good | stepped_back])
+        shift = np.where(poor, stiffer, put(state.shift, taken, 0.1 * state.shift[taken]))
+        return self._solved(replace(
+            state, points=put(state.points, taken, at[good]), shift=shift, known=known, trust=trust,
+            values=put(state.values, taken, replies.arrays["value"][good]),
+            gradients=put(state.gradients, taken, replies.arrays["gradient"][good]),
+            doubted=put(state.doubted, users, ~good), **known_forms._asdict()))
 
     def _accuracy(self, state: NewtonState) -> float:
         """The relative gap of the problem with quadratics; of wide models small beside the error of

@@ -25,15 +25,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms import edges
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.edges import Pairs
-from coterie.federated.algorithms.fusing import fused, lacks, missed
 from coterie.federated.algorithms.proof import duals_for
 from coterie.federated.plausible import typical
-from coterie.federated.protocol.messages import Batch, Ragged
+from coterie.federated.protocol.messages import Batch, Ragged, flags, put
 from coterie.problem.certificates import project
 
 _STIFF = 5.0  # rho times the number of pairs of a user, relative to its curvature
@@ -96,9 +95,8 @@ class PDMM(Algorithm):
     @classmethod
     def printed(cls, **changes: Any) -> PDMM:
         """The algorithm as printed, with the parameters of the paper's experiment."""
-        return cls(**{"variant": "paper", "edge_state": "users", "rho": 10.0, "eta": 10.0,
-                      "eta_z": 10.0, "tau": 0.8,
-                      "nu": 0.2, **changes})
+        return cls(**{"variant": "paper", "edge_state": "users",
+                      "rho": 10.0, "eta": 10.0, "eta_z": 10.0, "tau": 0.8, "nu": 0.2, **changes})
 
     def __post_init__(self) -> None:
         for name, allowed in (("variant", ("symmetric", "paper")),
@@ -107,18 +105,15 @@ class PDMM(Algorithm):
                               ("bregman", ("euclidean", "linear")),
                               ("select", ("users", "variables"))):
             if getattr(self, name) not in allowed:
-                raise InvalidInput(f"{name} must be {' or '.join(map(repr, allowed))}, got "
-                                   f"{getattr(self, name)!r}",
-                                   remedy=f"Use {allowed[0]!r}")
+                raise InvalidInput(f"{name} must be {' or '.join(map(repr, allowed))}, "
+                                   f"got {getattr(self, name)!r}", remedy=f"Use {allowed[0]!r}")
         for name in ("rho", "tau"):
             value = getattr(self, name)
-            if value is not None and not (np.isfinite(value) and value > 0):
-                raise InvalidInput(f"{name} must be a finite number > 0, got {value!r}",
-                                   remedy="Omit it")
+            require(value is None or (np.isfinite(value) and value > 0),
+                    f"{name} must be a finite number > 0, got {value!r}", "Omit it")
         for name, value in (("eta", self.eta), ("eta_z", self.eta_z), ("nu", self.nu)):
-            if not (np.isfinite(value) and value >= 0):
-                raise InvalidInput(f"{name} must be a finite number >= 0, got {value!r}",
-                                   remedy="Omit it")
+            require(np.isfinite(value) and value >= 0,
+                    f"{name} must be a finite number >= 0, got {value!r}", "Omit it")
         for name, least in (("n_primal", 1), ("n_dual", 1), ("quiet", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -205,27 +200,22 @@ class PDMMMethod(Method):
         return self._known[1]
 
     def _pairs(self, aside: Flags) -> Pairs:
-        return Pairs(self.federation.graph, self.federation.lam, aside,
-                     ordered=self.settings.pairs == "ordered",
-                     both=self.both)
+        return Pairs(self.federation.graph, self.federation.lam,
+                     aside, ordered=self.settings.pairs == "ordered", both=self.both)
 
     def begin(self, models: Array) -> PDMMState:
         n, d = self.federation.n_users, self.federation.dim
         pairs = self._pairs(np.zeros(n, dtype=bool))
         p = len(pairs)
-        return PDMMState(
-            **self.fresh, now=models, values=np.zeros(n), slopes=np.zeros((n, d)),
-                         curvature=np.full(n, np.nan),
-            sent=models, sent_t=np.zeros(n), difference=np.zeros((p, d)), dual=np.zeros((p, d)),
-                         hat=np.zeros((p, d)),
-            zeros=np.zeros(p, dtype=np.int64), quiet=np.zeros(p, dtype=bool),
-                         moved=np.zeros(n, dtype=bool),
-            renewed=np.zeros(p, dtype=bool), synced=np.zeros(n, dtype=bool),
-                         quiet_at_users=np.zeros(p, dtype=bool),
-            due_x=np.zeros(n, dtype=bool), due_z=np.zeros(p, dtype=bool),
-            rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0, changes=0,
-                         next_review=0.0, length=0.0,
-            next_estimate=0, error=np.inf)
+        return PDMMState(**self.fresh, now=models, values=np.zeros(n), slopes=np.zeros((n, d)),
+                         curvature=np.full(n, np.nan), sent=models, sent_t=np.zeros(n),
+                         difference=np.zeros((p, d)), dual=np.zeros((p, d)), hat=np.zeros((p, d)),
+                         zeros=np.zeros(p, dtype=np.int64), quiet=np.zeros(p, dtype=bool),
+                         moved=np.zeros(n, dtype=bool), renewed=np.zeros(p, dtype=bool),
+                         synced=np.zeros(n, dtype=bool), quiet_at_users=np.zeros(p, dtype=bool),
+                         due_x=np.zeros(n, dtype=bool), due_z=np.zeros(p, dtype=bool),
+                         rho=self.settings.rho or 1.0 / pairs.mean_pairs, hat_rho=0.0,
+                         changes=0, next_review=0.0, length=0.0, next_estimate=0, error=np.inf)
 
     def estimate(self, state: PDMMState) -> float:
         return state.error
@@ -243,16 +233,15 @@ class PDMMMethod(Method):
         s, federation, pairs = self.settings, self.federation, self.pairs(state)
         eligible = ~state.aside & (state.asked < 0)
         if s.select == "users":
-            x = np.zeros(federation.n_users, dtype=bool)
-            x[federation.participation.choose(state.round, eligible, federation.seed)] = True
+            drawn = federation.participation.choose(state.round, eligible, federation.seed)
+            x = flags(federation.n_users, drawn)
             return x, self._touched(pairs, x) & eligible[pairs.heads] & ~state.quiet
         eligible = eligible & federation.participation.available(state.round, federation.n_users)
         total = federation.n_users + len(pairs)
         size = s.n_primal or max(1, round(federation.participation.share(federation.n_users)
                                           * total))
-        picked = np.zeros(total, dtype=bool)
-        picked[np.random.default_rng([federation.seed, state.round, 3]).permutation(total)[
-            :size]] = True
+        random = np.random.default_rng([federation.seed, state.round, 3])
+        picked = flags(total, random.permutation(total)[:size])
         x, z = picked[:federation.n_users], picked[federation.n_users:]
         return x & eligible, z & eligible[pairs.heads] & ~state.quiet
 
@@ -271,9 +260,8 @@ class PDMMMethod(Method):
             return self._touched(pairs, stepped) & ~away[pairs.heads] & ~state.quiet
         size = s.n_dual or max(1, round(self.federation.participation.share(self.federation.n_users)
                                         * len(pairs)))
-        picked = np.zeros(len(pairs), dtype=bool)
-        picked[np.random.default_rng([self.federation.seed, state.round, 4]).permutation(
-            len(pairs))[:size]] = True
+        random = np.random.default_rng([self.federation.seed, state.round, 4])
+        picked = flags(len(pairs), random.permutation(len(pairs))[:size])
         silent = (state.asked >= 0) & ~heard  # otherwise their duals grow without limit
         return picked & ~state.quiet & ~silent[pairs.heads] & ~silent[pairs.tails]
 
@@ -328,9 +316,7 @@ class PDMMMethod(Method):
         update.
         """
         s, pairs, n = self.settings, self.pairs(state), self.federation.n_users
-        x, z = self._drawn(state)
-        queried = np.zeros(n, dtype=bool)
-        queried[users] = True
+        (x, z), queried = self._drawn(state), flags(n, users)
         ragged: dict[str, Ragged] = {}
 
         def of_pairs(flags: Flags, **named: npt.NDArray[Any]) -> None:
@@ -353,29 +339,25 @@ class PDMMMethod(Method):
         reset = (queried & ~state.synced)[users]
         if reset.any():  # send the complete state
             of_pairs(~mine, others=state.now[pairs.tails], difference=state.difference,
-                     hat=state.hat,
-                     neighbours=pairs.tails, radii=pairs.radii)
+                     hat=state.hat, neighbours=pairs.tails, radii=pairs.radii)
             ragged["point"] = Ragged.of(state.now[users[reset]], reset)
             ragged["tails"] = Ragged.of(pairs.n_tails[users[reset]], reset)
         who = np.flatnonzero(state.moved)
         settings = np.array([state.rho, state.hat_rho, s.eta, s.eta_z, s.nu,
                              float(s.bregman == "linear")])
         return Batch(self.kind, state.round, users, {"step": (x & queried)[users].astype(np.int64)},
-                     ragged,
-                     {"settings": settings, "models": state.now[who], "who": who})
+                     ragged, {"settings": settings, "models": state.now[who], "who": who})
 
     def _asked(self, state: PDMMState, users: Ints) -> PDMMState:
-        sent, t = state.sent.copy(), state.sent_t.copy()
         centre, weight = self._centres(state)
-        sent[users], t[users] = centre[users], weight[users]
         # If users store the edges, a user who does not reply, or could not be asked, is
         # re-initialised next time.
-        synced = np.zeros_like(state.synced)
-        queried = np.zeros_like(synced)
-        queried[users] = True
+        queried = flags(self.federation.n_users, users)
         x, z = self._drawn(replace(state, asked=np.where(queried, -1, state.asked)))
         due_z = np.where(queried[self.pairs(state).heads], z, state.due_z)
-        return replace(state, sent=sent, sent_t=t, synced=synced,
+        return replace(state, sent=put(state.sent, users, centre[users]),
+                       sent_t=put(state.sent_t, users, weight[users]),
+                       synced=np.zeros_like(state.synced),
                        due_x=np.where(queried, x, state.due_x), due_z=due_z)
 
     def unusable(self, state: PDMMState, replies: Batch) -> list[tuple[int, str]]:
@@ -414,9 +396,7 @@ class PDMMMethod(Method):
                 for user in np.unique(pairs.heads[z][off])]
 
     def _forget(self, state: PDMMState, users: Ints) -> PDMMState:
-        before = state.aside.copy()
-        before[users] = False
-        old = self._pairs(before)
+        old = self._pairs(put(state.aside, users, False))
         kept = ~state.aside[old.heads] & ~state.aside[old.tails]
         rows = {name: getattr(state, name)[kept] for name in
                 ("difference", "dual", "hat", "zeros", "quiet", "renewed", "quiet_at_users",
@@ -435,11 +415,9 @@ class PDMMMethod(Method):
     def _tell(self, state: PDMMState, replies: Batch) -> PDMMState:
         s, pairs, rho, n = self.settings, self.pairs(state), state.rho, self.federation.n_users
         # The variables that were drawn when the queries of this round were sent.
-        _, \
-            z = self._drawn(replace(state, asked=np.where(state.asked == state.round, -1,
-                                                          state.asked)))
-        heard, stepped = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
-        heard[replies.users] = True
+        _, z = self._drawn(replace(state,
+                                   asked=np.where(state.asked == state.round, -1, state.asked)))
+        heard = flags(n, replies.users)
         old, difference, eta = state.now, state.difference.copy(), np.full(n, s.eta)
         now, values, slopes, curvature = (a.copy() for a in (state.now, state.values, state.slopes,
             state.curvature))
@@ -473,10 +451,9 @@ class PDMMMethod(Method):
             difference[z] = edges.differences(old[pairs.heads[z]], self._seen(state)[z],
                                               difference[z], state.hat[z],
                                               pairs.radii[z], rho, s.eta_z)
-        stepped[who] = True
         if s.bregman == "euclidean":  # optimality condition of the step: grad f = t (centre - x)
             slopes[who] = state.sent_t[who][:, None] * (state.sent[who] - now[who])
-        renewed = self._renewals(state, stepped, heard)
+        renewed = self._renewals(state, flags(n, who), heard)
         dual, hat = state.dual.copy(), state.hat.copy()
         i, j = pairs.heads[renewed], pairs.tails[renewed]
         dual[renewed] += s.tau * rho * (now[i] - now[j] - difference[renewed])
@@ -540,9 +517,8 @@ class PDMMMethod(Method):
     def point(self, state: PDMMState) -> tuple[Array, Array | None]:
         curvature = np.where(np.isfinite(state.curvature), state.curvature, 0.0)
         active = ~state.aside
-        models = fused(self.federation.graph, self.federation.lam, self.pairs(state), state.now,
-                       state.difference,
-                       state.slopes, curvature)
+        models = edges.fused(self.federation.graph, self.federation.lam, self.pairs(state),
+                             state.now, state.difference, state.slopes, curvature)
         duals = self.duals(state)
         miss = self._miss(state, models[active], duals)
         # Mu converges later than x: duals built for these models may be better.
@@ -556,15 +532,15 @@ class PDMMMethod(Method):
         """An estimate of the relative gap of these models and duals."""
         active = ~state.aside
         graph = self.federation.graph if active.all() else self.federation.graph.take(active)
-        return missed(graph, self.federation.lam, models, duals, self._lacks(state, models, duals),
-                      state.values[active])
+        return edges.missed(graph, self.federation.lam, models, duals,
+                            self._lacks(state, models, duals), state.values[active])
 
     def _lacks(self, state: PDMMState, models: Array, duals: Array) -> Array:
         """(n,) each user's part of the gap, from its slope and curvature."""
         active = ~state.aside
         graph = self.federation.graph if active.all() else self.federation.graph.take(active)
-        return lacks(graph, models, duals, state.now[active], state.slopes[active],
-                     state.curvature[active])
+        return edges.lacks(graph, models, duals, state.now[active], state.slopes[active],
+                           state.curvature[active])
 
     def _estimated(self, state: PDMMState) -> PDMMState:
         """Estimate the gap of the merged models; not in every round, because it costs more than a

@@ -22,7 +22,7 @@ import numpy as np
 
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import Federation, Method, State
-from coterie.federated.protocol.messages import SCHEMAS, Batch, square
+from coterie.federated.protocol.messages import SCHEMAS, Batch, put, square
 from coterie.losses.derived import Quadratic
 from coterie.problem.certificates import (
     FLOOR,
@@ -76,9 +76,9 @@ class Survey(Method):
 
     def start(self, state: State, models: Array) -> AskedState:
         """The first state after one of another method, with models of those not excluded."""
-        now = np.zeros((self.federation.n_users, self.federation.dim))
-        now[~state.aside] = models
-        return replace(self.begin(now), round=state.round, missed=state.missed, aside=state.aside)
+        blank = np.zeros((self.federation.n_users, self.federation.dim))
+        return replace(self.begin(put(blank, ~state.aside, models)), round=state.round,
+                       missed=state.missed, aside=state.aside)
 
     def chosen(self, state: AskedState) -> Ints:
         available = self.federation.participation.available(state.round, self.federation.n_users)
@@ -103,11 +103,9 @@ class Survey(Method):
                         f"{_RIDGE:g}") for user in replies.users[low & ~empty]]
 
     def _tell(self, state: AskedState, replies: Batch) -> AskedState:
-        answered, collected = state.answered.copy(), state.collected.copy()
-        answered[replies.users] = True
-        collected[replies.users] = np.column_stack([replies.arrays[name]
-                                                    for name in _COLLECTED[self.kind]])
-        return replace(state, answered=answered, collected=collected)
+        told = np.column_stack([replies.arrays[name] for name in _COLLECTED[self.kind]])
+        return replace(state, answered=put(state.answered, replies.users, True),
+                       collected=put(state.collected, replies.users, told))
 
 
 def duals_for(federation: Federation, active: Flags, models: Array, gradients: Array) -> Array:
@@ -157,8 +155,7 @@ class Proof(Survey):
     def _put(self, state: ProofState, duals: Array) -> ProofState:
         problem = self.problem(state)
         duals = project(duals, problem.radii)
-        slopes = np.zeros_like(state.slopes)
-        slopes[~state.aside] = -problem.graph.divergence(duals)
+        slopes = put(np.zeros_like(state.slopes), ~state.aside, -problem.graph.divergence(duals))
         return replace(state, duals=duals, slopes=slopes, answered=np.zeros_like(state.answered))
 
     def problem(self, state: ProofState) -> Problem:
@@ -172,9 +169,9 @@ class Proof(Survey):
 
     def _about(self, state: ProofState) -> Array:
         """(n_users, dim) the reference point of the conjugates; see `certificates.reference`."""
-        about, active = np.zeros_like(state.now), ~state.aside
-        about[active] = reference(self.problem(state).graph, state.now[active])
-        return about
+        active = ~state.aside
+        about = reference(self.problem(state).graph, state.now[active])
+        return put(np.zeros_like(state.now), active, about)
 
     def _forget(self, state: ProofState, users: Ints) -> ProofState:
         # The problem has changed: keep the duals of the remaining edges.
@@ -182,8 +179,7 @@ class Proof(Survey):
         return self._put(replace(state, repairs=0), duals)
 
     def _tell(self, state: Any, replies: Batch) -> Any:
-        lack, missing = state.lack.copy(), replies.ragged.get("lack")
-        lack[replies.users] = 0.0
+        lack, missing = put(state.lack, replies.users, 0.0), replies.ragged.get("lack")
         if missing is not None:
             lack[replies.users[missing.owner]] = missing.values
         return super()._tell(replace(state, lack=lack), replies)
@@ -218,9 +214,7 @@ class Proof(Survey):
 
 def still_inside(graph: Graph, aside: Flags, users: Ints) -> Flags:
     """Which of the edges that were left before these users were excluded are left now."""
-    before = aside.copy()
-    before[users] = False
-    return graph.inside(~aside)[graph.inside(~before)]
+    return graph.inside(~aside)[graph.inside(~put(aside, users, False))]
 
 
 class Judgement(NamedTuple):

@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.algorithms.base import Algorithm, Federation, Method, State
 from coterie.federated.algorithms.proof import still_inside
 from coterie.federated.plausible import capped, typical
-from coterie.federated.protocol.messages import Batch
+from coterie.federated.protocol.messages import Batch, put
 from coterie.losses.derived import Quadratic
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
@@ -62,8 +62,7 @@ class Splitting(Algorithm):
     def __post_init__(self) -> None:
         if self.t is not None and not (np.isfinite(self.t) and self.t > 0):
             raise InvalidInput(f"t must be a finite number > 0, got {self.t!r}", remedy="Use None")
-        if not 0 < self.relax < 2:
-            raise InvalidInput(f"relax must be in (0, 2), got {self.relax!r}", remedy="Use 1.6")
+        require(0 < self.relax < 2, f"relax must be in (0, 2), got {self.relax!r}", "Use 1.6")
 
     def on(self, federation: Federation, tol: float = 1e-6) -> SplittingMethod:
         return SplittingMethod(federation, self, tol)
@@ -150,26 +149,23 @@ class SplittingMethod(Method):
                                                      "t": np.full(len(users), state.t)})
 
     def _asked(self, state: SplittingState, users: Ints) -> SplittingState:
-        x, t = state.asked_x.copy(), state.asked_t.copy()
-        x[users], t[users] = state.now[users], state.t
-        return replace(state, asked_x=x, asked_t=t)
+        return replace(state, asked_x=put(state.asked_x, users, state.now[users]),
+                       asked_t=put(state.asked_t, users, state.t))
 
     def _forget(self, state: SplittingState, users: Ints) -> SplittingState:
         kept = still_inside(self.federation.graph, state.aside, users)
         return self._solved(replace(state, duals=state.duals[kept]))
 
     def _tell(self, state: SplittingState, replies: Batch) -> SplittingState:
-        users = replies.users
-        s, w, values, curvature = state.s.copy(), state.w.copy(), state.values.copy(), \
-            state.curvature.copy()
+        users, told = replies.users, replies.arrays
         # s - x scales with 1/t, so the contribution of a late reply to s is rescaled to the current
         # step.
         scale = (state.asked_t[users] / state.t)[:, None]
-        s[users] += self.settings.relax * scale * (replies.arrays["point"] - state.asked_x[users])
-        w[users], values[users] = replies.arrays["point"], replies.arrays["value"]
-        curvature[users] = replies.arrays["curvature"]
-        state = self._step(replace(state, s=s, w=w, values=values, curvature=curvature))
-        return self._solved(state)
+        moved = self.settings.relax * scale * (told["point"] - state.asked_x[users])
+        return self._solved(self._step(replace(
+            state, s=put(state.s, users, state.s[users] + moved),
+            w=put(state.w, users, told["point"]), values=put(state.values, users, told["value"]),
+            curvature=put(state.curvature, users, told["curvature"]))))
 
     def _step(self, state: SplittingState) -> SplittingState:
         """Set the step from the users' curvature: after the first replies, and then at growing

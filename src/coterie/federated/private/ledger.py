@@ -24,7 +24,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from coterie.base.errors import InvalidInput, Refused
+from coterie.base.errors import InvalidInput, Refused, require
 from coterie.base.storage import private_folder
 from coterie.federated.private.policy import composed, epsilon_of, mu_of
 
@@ -113,9 +113,8 @@ class NodeLedger:
     """
 
     def __init__(self, folder: str | PathLike[str] | None, budget: float = math.inf) -> None:
-        if not budget >= 0:
-            raise InvalidInput(f"a budget must be at least 0, got {budget!r}",
-                               remedy="Use mu_of(epsilon, delta)")
+        require(budget >= 0,
+                f"a budget must be at least 0, got {budget!r}", "Use mu_of(epsilon, delta)")
         self.folder, self.budget = None if folder is None else Path(folder), float(budget)
         try:
             self._base = sqlite3.connect(self._file(), timeout=60.0, isolation_level=None)
@@ -132,9 +131,8 @@ class NodeLedger:
     def of_owner(cls, folder: str | PathLike[str] | None, epsilon: float | None,
                  delta: float | None) -> Self:
         """With the budget that the owner of a node set: none, unless both are given."""
-        if (epsilon is None) != (delta is None):
-            raise InvalidInput("a budget has both an epsilon and a delta",
-                               remedy="Set budget-epsilon and budget-delta")
+        require((epsilon is None) == (delta is None),
+                "a budget has both an epsilon and a delta", "Set budget-epsilon and budget-delta")
         return cls(folder, 0.0 if epsilon is None or delta is None else mu_of(epsilon, delta))
 
     def _file(self) -> str:
@@ -187,9 +185,8 @@ class NodeLedger:
         Refused : the budget of the user does not allow it; nothing is spent.
         InvalidInput : a mu that is no number.
         """
-        if not mu >= 0:
-            raise InvalidInput(f"mu must be a number of at least 0, got {mu!r}",
-                               remedy="Use mu_of(epsilon, delta)")
+        require(mu >= 0,
+                f"mu must be a number of at least 0, got {mu!r}", "Use mu_of(epsilon, delta)")
         with self._transaction() as base:
             row = base.execute("SELECT data FROM releases WHERE user = ? AND key = ?",
                                (_text(user), key)).fetchone()
@@ -208,9 +205,8 @@ class NodeLedger:
         if not self.budget:
             return ("the owner of the node has set no privacy budget (budget-epsilon and "
                     "budget-delta)")
-        return (f"the privacy budget of the user is spent: a release with mu = {mu:.4g} would "
-                "exceed "
-                f"mu = {self.budget:.4g}")
+        return ("the privacy budget of the "
+                f"user is spent: a release with mu = {mu:.4g} would exceed mu = {self.budget:.4g}")
 
     def spent(self, user: Any) -> float:
         """The mu of all releases of a user together."""

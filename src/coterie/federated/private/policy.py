@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, require
 
 _LARGEST = 1e6  # of mu and of epsilon that are searched
 Range = tuple[float, float]
@@ -89,12 +89,10 @@ def composed(mus: Iterable[float]) -> float:
 
 def check(epsilon: float, delta: float) -> None:
     """Refuse what is no privacy budget."""
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise InvalidInput(f"epsilon must be a positive number, got {epsilon!r}",
-                           remedy="Use for example 4")
-    if not 0 < delta < 1:
-        raise InvalidInput(f"delta must lie between 0 and 1, got {delta!r}", remedy="Use for "
-                           "example 1e-5, less than one by the number of rows of a user")
+    require(math.isfinite(epsilon) and epsilon > 0,
+            f"epsilon must be a positive number, got {epsilon!r}", "Use for example 4")
+    require(0 < delta < 1, f"delta must lie between 0 and 1, got {delta!r}",
+            "Use for example 1e-5, less than one by the number of rows of a user")
 
 
 def _bisected(low: float, high: float, good: Callable[[float], bool]) -> float:
@@ -146,9 +144,8 @@ class Privacy:
 
     def __post_init__(self) -> None:
         check(self.epsilon, self.delta)
-        if self.unit not in ("row", "user"):
-            raise InvalidInput(f"unit must be 'row' or 'user', got {self.unit!r}",
-                               remedy="Use 'row'")
+        require(self.unit in ("row", "user"),
+                f"unit must be 'row' or 'user', got {self.unit!r}", "Use 'row'")
         if isinstance(self.clip, Mapping):
             object.__setattr__(self, "clip", {str(name): _bound(name, bound)
                                               for name, bound in self.clip.items()})
@@ -250,10 +247,9 @@ class Statement(NamedTuple):
     proves: str
 
     def __str__(self) -> str:
-        return (f"Differentially private with epsilon = {self.epsilon:g} and delta = "
-                f"{self.delta:g} if "
-                f"{self.neighbours} (all {self.releases} releases together); {self.clip}. "
-                f"Noise comes {self.noise}. {self.proves}")
+        return (f"Differentially private with epsilon = {self.epsilon:g} "
+                f"and delta = {self.delta:g} if {self.neighbours} (all {self.releases} "
+                f"releases together); {self.clip}. Noise comes {self.noise}. {self.proves}")
 
 
 def _bound(name: Any, bound: Any) -> tuple[Any, ...]:

@@ -43,12 +43,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, Refused
+from coterie.base.errors import InvalidInput, Refused, require
 from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.federated.private.ledger import NodeLedger
@@ -92,14 +93,12 @@ class ReleaseQuestion:
 
     def __post_init__(self) -> None:
         q = len(self.centre)
-        if self.stage not in (RANGES, CENTRES, SUMMARY) or not 0 < self.mu < np.inf:
-            raise InvalidInput("this is no question for a release",
-                               remedy="Install the same version everywhere")
-        if (self.scale.shape != (q,) or not np.isfinite(self.centre).all()
-            or not (self.scale > 0).all() or not np.isfinite(self.scale).all()
-            or not 0 <= q - self.n_features <= 1):
-            raise InvalidInput("centres and scales of a release must be finite, and scales "
-                               "positive", remedy="Correct the bounds of the columns")
+        require(self.stage in (RANGES, CENTRES, SUMMARY) and 0 < self.mu < np.inf,
+                "this is no question for a release", "Install the same version everywhere")
+        require(self.scale.shape == (q,) and np.isfinite(self.centre).all()
+                and (self.scale > 0).all() and np.isfinite(self.scale).all()
+                and 0 <= q - self.n_features <= 1, "centres and scales of a "
+                "release must be finite, and scales positive", "Correct the bounds of the columns")
 
     @property
     def sensitivity(self) -> float:
@@ -171,11 +170,10 @@ class ReleaseQuestion:
             parts += [KAPPA * y * a, RHO * y**2]
         return np.concatenate(parts, axis=1)
 
-    def noisy(self, exact: Array, draw: Draw) -> Array:
-        """What leaves: with noise, on a grid."""
-        grid = _GRID * self.tau
-        return np.asarray(np.round((exact + self.tau * draw(exact.size).reshape(exact.shape))
-                                   / grid) * grid)
+    def noisy(self, exact: Array, experiment: Any = None) -> Array:
+        """What leaves: with noise, see `normal`, on a grid."""
+        grid, noise = _GRID * self.tau, normal(exact.size, experiment).reshape(exact.shape)
+        return np.asarray(np.round((exact + self.tau * noise) / grid) * grid)
 
 
 def rows_of(z: Array) -> Array:
@@ -189,42 +187,17 @@ def rows_of(z: Array) -> Array:
                            np.sqrt(1.0 - W0**2) * np.nan_to_num(z) / np.sqrt(p)], axis=1)
 
 
-class Draw:
-    """Normal numbers: of the operating system, or for experiments of a seed.
+def normal(n: int, experiment: Any = None) -> Array:
+    """Normal numbers: of the operating system, or for experiments of a seed."""
+    from scipy.special import ndtri
 
-    Parameters
-    ----------
-    experiment : the seed; None for the operating system.
-    """
-
-    def __init__(self, experiment: Any = None) -> None:
-        self._generator = None if experiment is None else np.random.default_rng(experiment)
-
-    def __call__(self, n: int) -> Array:
-        from scipy.special import ndtri
-
-        if self._generator is not None:
-            return self._generator.standard_normal(n)
-        bits = np.frombuffer(os.urandom(8 * n), dtype="<u8") >> np.uint64(11)
-        return np.asarray(ndtri((bits + 0.5) * 2.0**-53))
+    if experiment is not None:
+        return np.random.default_rng(experiment).standard_normal(n)
+    bits = np.frombuffer(os.urandom(8 * n), dtype="<u8") >> np.uint64(11)
+    return np.asarray(ndtri((bits + 0.5) * 2.0**-53))
 
 
 # -- at the node
-
-
-class Releasing(NamedTuple):
-    """Users who release.
-
-    Parameters
-    ----------
-    users : their rows, in the units given.
-    keeper : the ledger of their releases; without one there are none.
-    experiment : a seed of the noise, for experiments; None for the operating system.
-    """
-
-    users: Users
-    keeper: NodeLedger | None = None
-    experiment: int | None = None
 
 
 def question_of(fields: Fields, n_features: int) -> ReleaseQuestion:
@@ -247,14 +220,22 @@ def query_of(question: ReleaseQuestion) -> dict[str, Array]:
             "scale": question.scale}
 
 
-def release(holder: Releasing, user: int, question: ReleaseQuestion) -> bytes:
+def release(users: Users, keeper: NodeLedger | None, user: int, question: ReleaseQuestion,
+            experiment: int | None = None) -> bytes:
     """What one user releases, the same bytes each time.
+
+    Parameters
+    ----------
+    users : their rows, in the units given.
+    keeper : the ledger of their releases; without one there are none.
+    user : who releases.
+    question : what.
+    experiment : a seed of the noise, for experiments; None for the operating system.
 
     Raises
     ------
     Refused : its budget does not allow it.
     """
-    users, keeper, experiment = holder
     if keeper is None:
         raise Refused("the owner of the node has set no privacy budget (budget-epsilon and "
                       "budget-delta)")
@@ -262,23 +243,17 @@ def release(holder: Releasing, user: int, question: ReleaseQuestion) -> bytes:
 
     def make() -> bytes:
         seed = None if experiment is None else [experiment, question.stage, user]
-        return np.ascontiguousarray(question.noisy(question.exact(own)[0], Draw(seed)),
+        return np.ascontiguousarray(question.noisy(question.exact(own)[0], seed),
                                     dtype="<f8").tobytes()
 
     return keeper.release(users.names[user], question.key(users, user), question.mu, make)
 
 
-def answer_release(holder: Releasing, queries: Batch) -> dict[str, Array]:
-    """The noisy numbers of each user."""
-    question = question_of(queries.shared, holder.users.n_features)
-    return {"released": np.stack([np.frombuffer(release(holder, user, question), dtype="<f8")
-                                  for user in queries.users.tolist()])}
-
-
-def objection_to(holder: Releasing, user: int, query: Message) -> str:
+def objection_to(make: Callable[[int, ReleaseQuestion], bytes], user: int, query: Message,
+                 n_features: int) -> str:
     """Why a release is not made, or an empty text; where there is none, it is in the ledger."""
     try:
-        release(holder, user, question_of(query.arrays, holder.users.n_features))
+        make(user, question_of(query.arrays, n_features))
     except (Refused, InvalidInput, IndexError, ValueError) as error:
         return error.reason if isinstance(error, Refused) else f"it cannot be released: {error}"
     return ""
@@ -288,8 +263,7 @@ def finished_at_home(loss: Loss, samples: Samples, queries: Batch) -> Array:
     """(n, dim) the models that the users asked finish, which stay with them."""
     covariances = square(np.atleast_2d(queries.shared["covariance"]), samples.dim)
     return finish(loss, samples.users.data.take(queries.users),
-                  np.asarray(queries.arrays["centre"]), covariances,
-                  float(queries.shared["noise"]))
+                  np.asarray(queries.arrays["centre"]), covariances, float(queries.shared["noise"]))
 
 
 def finish(loss: Loss, users: Users, centres: Array, covariances: Array,

@@ -62,15 +62,17 @@ class Ledger:
         direction : "up" or "down".
         turn : the number of the round.
         """
-        for name, numbers, size, shared_numbers, \
-            shared_size in batch.traffic() if len(batch) else ():
-            total, weight = int(numbers.sum()) + shared_numbers, int(size.sum()) + shared_size
+        for name, numbers, size, shared, shared_size in batch.traffic() if len(batch) else ():
+            total, weight = int(numbers.sum()) + shared, int(size.sum()) + shared_size
             if weight:
                 self.entries.append(Entry(turn, batch.kind, direction, name, len(batch), total,
                                           weight))
-                account = self.per_user.setdefault((direction, name),
-                                                   np.zeros((self.n_users, 2), dtype=np.int64))
-                np.add.at(account, batch.users, np.stack([numbers, size], axis=1))
+                np.add.at(self._account(direction, name), batch.users,
+                          np.stack([numbers, size], axis=1))
+
+    def _account(self, direction: str, name: str) -> Ints:
+        return self.per_user.setdefault((direction, name),
+                                        np.zeros((self.n_users, 2), dtype=np.int64))
 
     def record_one(self, user: int, message: Message, turn: int) -> None:
         """Enter a single reply, valid or not.
@@ -81,14 +83,12 @@ class Ledger:
         message : the reply.
         turn : the number of the round.
         """
-        rows = [(name, array.size, field_size(array.shape, array.dtype)) for name,
-                array in message.arrays.items()]
+        rows = [(name, array.size, field_size(array.shape, array.dtype))
+                for name, array in message.arrays.items()]
         for name, numbers, size in [*rows, ("frame", 0, FRAME)]:
             self.entries.append(Entry(turn, message.kind, "up", name, 1, numbers, size))
             if 0 <= user < self.n_users:
-                account = self.per_user.setdefault(("up", name),
-                                                   np.zeros((self.n_users, 2), dtype=np.int64))
-                account[user] += (numbers, size)
+                self._account("up", name)[user] += (numbers, size)
 
     def record_round(self, queries: Batch, replies: Iterable[Batch],
                      singles: Iterable[tuple[int, Message]],

@@ -32,18 +32,14 @@ VERSION = 2
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm",
          "moments", "join", "facts", "summary", "evidence", "around", "release", "home")
 #: Names of fields; likewise.
-FIELDS = ("model", "anchor", "share", "value", "gradient", "hessian", "factor", "diagonal", "rank",
-          "centre", "t",
-          "point", "steps", "rate", "slope", "conjugate", "residual", "zero", "lack", "score",
-          "count", "ridge",
+FIELDS = ("model", "anchor", "share", "value",
+          "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t", "point", "steps",
+          "rate", "slope", "conjugate", "residual", "zero", "lack", "score", "count", "ridge",
           "means", "m2", "models", "who", "difference", "dual", "dual_at", "update", "step",
-          "beyond", "settings",
-          "neighbours", "radii", "others", "quiet", "wake", "wake_model", "tails", "hat", "hit",
-          "curvature",
-          "stiffness", "sign", "size", "rounding", "target",
+          "beyond", "settings", "neighbours", "radii", "others", "quiet", "wake", "wake_model",
+          "tails", "hat", "hit", "curvature", "stiffness", "sign", "size", "rounding", "target",
           "scatter", "covariance", "noise", "fitted", "alone", "together", "scores", "worse",
-          "values", "evidence", "information",
-          "stage", "mu", "scale", "released", "basis", "core")
+          "values", "evidence", "information", "stage", "mu", "scale", "released", "basis", "core")
 TYPES: tuple[np.dtype[Any], ...] = (np.dtype("<f8"), np.dtype("<i4"))
 _HEAD = struct.Struct("<2sBBIB")
 _MAGIC = b"CT"
@@ -164,18 +160,6 @@ class Ragged(NamedTuple):
         return self.values[self.offsets[index]:self.offsets[index + 1]]
 
 
-class Traffic(NamedTuple):
-    """The size of one field of a batch: numbers and bytes of each user, and of what all of them
-    share.
-    """
-
-    field: str
-    numbers: Ints
-    size: Ints
-    shared_numbers: int
-    shared_size: int
-
-
 @dataclass(frozen=True, eq=False)
 class Batch(Mapping[int, Message]):
     """Messages of one kind to or from many users; as a mapping, one message per user."""
@@ -207,23 +191,21 @@ class Batch(Mapping[int, Message]):
         ragged = {name: part.take(indices) for name, part in self.ragged.items()}
         return Batch(self.kind, self.round, self.users[indices], arrays, ragged, self.shared)
 
-    def traffic(self) -> list[Traffic]:
-        """The size of every field when sent, the frames of the messages last."""
-        n, none, rows = len(self), np.zeros(len(self), dtype=np.int64), []
+    def traffic(self) -> Iterator[tuple[str, Ints, Ints, int, int]]:
+        """The size of every field when sent, the frames of the messages last: its name, numbers and
+        bytes of each user, and numbers and bytes of what all of them share.
+        """
+        none = np.zeros(len(self), dtype=np.int64)
         for name, array in self.arrays.items():
-            numbers = int(np.prod(array.shape[1:]))
-            rows.append(Traffic(name, none + numbers, none + field_size(array.shape[1:],
-                array.dtype), 0, 0))
+            size = field_size(array.shape[1:], array.dtype)
+            yield name, none + int(np.prod(array.shape[1:])), none + size, 0, 0
         for name, part in self.ragged.items():
-            per = int(np.prod(part.values.shape[1:]))
-            head = 3 + 4 * part.values.ndim
-            size = np.where(part.counts > 0, head + part.counts * per * _width(part.values.dtype),
-                            0)
-            rows.append(Traffic(name, part.counts * per, size, 0, 0))
-        if n:
-            rows += [Traffic(name, none, none, array.size, field_size(array.shape, array.dtype))
-                     for name, array in self.shared.items()]
-        return [*rows, Traffic("frame", none, none + FRAME, 0, 0)]
+            numbers = part.counts * int(np.prod(part.values.shape[1:]))
+            sizes = 3 + 4 * part.values.ndim + numbers * _width(part.values.dtype)
+            yield name, numbers, np.where(part.counts > 0, sizes, 0), 0, 0
+        for name, array in self.shared.items() if len(self) else ():
+            yield name, none, none, array.size, field_size(array.shape, array.dtype)
+        yield "frame", none, none + FRAME, 0, 0
 
 
 def _width(dtype: np.dtype[Any]) -> int:
@@ -252,8 +234,8 @@ _MODEL = {"model": "d"}
 SCHEMAS: dict[str, Schema] = {
     "describe": Schema({}, {"count": "1", "means": "p", "m2": "p", "target": "*1"}),
     "local": Schema({"ridge": "=1"}, {"model": "d", "hessian": "h", "count": "1"}),
-    # Hessians of wide models come in parts (see `spans`); the count is that of the vectors the
-    # server has.
+    # Hessians of wide models come in parts (see `algorithms.forms`); the count is that of the
+    # vectors the server has.
     "expand": Schema({**_MODEL, "anchor": "*d", "rank": "=1", "count": "?1"}, {
         "value": "1", "gradient": "d", "share": "*1", "hessian": "*h", "factor": "*d",
         "sign": "*1", "diagonal": "*1",
@@ -380,6 +362,20 @@ def square(triangles: Array, dim: int) -> Array:
     rows, columns = np.triu_indices(dim)
     out[..., rows, columns] = triangles
     out[..., columns, rows] = triangles
+    return out
+
+
+def flags(n: int, at: Any) -> npt.NDArray[np.bool_]:
+    """(n,) which are at these positions."""
+    out = np.zeros(n, dtype=bool)
+    out[at] = True
+    return out
+
+
+def put(array: Array, at: Any, values: Any) -> Array:
+    """A copy in which these rows are replaced."""
+    out = array.copy()
+    out[at] = values
     return out
 
 

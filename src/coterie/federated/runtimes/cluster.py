@@ -111,19 +111,16 @@ class Cluster:
             self.port = free_port()
             if self.secure:
                 certificates = make_certificates(self.folder / "keys")
-                self.keys = make_node_keys(self.folder / "keys",
-                                           [f"node-{k}" for k in range(len(self.configs))
-                                            if not (self.folder / "keys" / f"node-{k}").exists()])
-                self.keys = [self.folder / "keys" / f"node-{k}" for k in range(len(self.configs))]
+                self.keys = [certificates / f"node-{k}" for k in range(len(self.configs))]
+                make_node_keys(certificates, [key.name for key in self.keys if not key.exists()])
                 trust: dict[str, Any] = {"root-certificates": str(certificates / "ca.crt")}
             else:
                 trust = {"insecure": True}
             (self.folder / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {
                 "default": "local", "local": {"address": f"127.0.0.1:{self.port}", **trust}}}))
             self.start_link()
-            if self.secure:
-                for key in self.keys:
-                    self.command("supernode", "register", f"{key}.pub", "local")
+            for key in self.keys:
+                self.command("supernode", "register", f"{key}.pub", "local")
             for k in range(len(self.configs)):
                 self.start_node(k)
         except BaseException:
@@ -147,14 +144,13 @@ class Cluster:
     def start_link(self) -> None:
         options = ["--host", "127.0.0.1", "--port", str(self.port),
                    "--disable-runtime-dependency-installation"]
-        if self.virtual:
-            options += ["--simulation"]
-        options += ["--database", str(self.folder / "superlink.db")] if not self.virtual else []
+        options += (["--simulation"] if self.virtual
+                    else ["--database", str(self.folder / "superlink.db")])
         if self.secure:
             keys = self.folder / "keys"
             options += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile",
-                        str(keys / "server.pem"),
-                        "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
+                        str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key"),
+                        "--enable-supernode-auth"]
         else:
             options += ["--insecure"]
         self.link = self._start("superlink", ["flower-superlink", *options])

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from coterie.base.errors import InvalidInput, MissingExtra
+from coterie.base.errors import InvalidInput, MissingExtra, require
 from coterie.base.storage import private_folder
 
 try:
@@ -57,9 +57,8 @@ def make_certificates(folder: str | os.PathLike[str],
     InvalidInput : no host is given.
     """
     folder, known = Path(folder), list(hosts)
-    if not known:
-        raise InvalidInput("a certificate needs a host",
-                           remedy="Give the name or address the nodes will connect to")
+    require(known,
+            "a certificate needs a host", "Give the name or address the nodes will connect to")
     private_folder(folder)
     if (folder / "ca.key").exists():
         authority_key: Any = load_pem_private_key((folder / "ca.key").read_bytes(), None)
@@ -98,9 +97,8 @@ def make_node_keys(folder: str | os.PathLike[str], names: Iterable[str]) -> list
     folder, keys = Path(folder), []
     private_folder(folder)
     for name in names:
-        if not name or "/" in name or name.startswith("."):
-            raise InvalidInput(f"{name!r} cannot be the name of a key file",
-                               remedy="Use letters and digits")
+        require(name and "/" not in name and not name.startswith("."),
+                f"{name!r} cannot be the name of a key file", "Use letters and digits")
         if (folder / name).exists():
             raise InvalidInput(f"there is a key {folder / name} already",
                                remedy="Use another name, or remove it first")
