@@ -12,6 +12,7 @@ import coterie as ct
 from coterie.fitting.kinds import sharing_of
 from coterie.groups.noise import _expect, _prior, _Rows, noise_of_users
 from coterie.groups.random_effects import learn_spread
+from coterie.groups.summaries import Summaries
 
 LOSS = ct.Squared(ridge=0.0)
 
@@ -77,7 +78,7 @@ def test_models_are_nearer_to_the_truth():
     errors, found = [], 0
     for seed in range(10):
         users, models = drawn(lognormal(seed=seed), seed=seed, samples=8)
-        sharing = sharing_of("personal", users, LOSS, np.zeros(40, dtype=int), "rows")
+        sharing = sharing_of("personal", Summaries.exact(users, LOSS), np.zeros(40, dtype=int), "rows")
         found += sharing.noise is not None
         equal = replace(sharing, noise=None)
         errors.append([((option.models(users, LOSS) - models) ** 2).mean() for option in (sharing, equal)])
