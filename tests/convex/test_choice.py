@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sklearn.metrics import adjusted_rand_score
 
 import coterie as ct
+from coterie.convex.choice import adjusted_rand
 from coterie.datasets import ellipses
 
 
@@ -103,3 +105,12 @@ def test_held_out_users_must_be_the_same(setting):
         ct.by_score(problem, parts.validation.take(np.arange(23)), path=path)
     with pytest.raises(ct.InvalidInput, match="no held-out samples"):
         ct.by_score(problem, parts.test, path=path)
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 80])
+def test_adjusted_rand_index(n):
+    rng = np.random.default_rng(n)
+    for groups in (1, 2, 5, n):
+        labels, others = rng.integers(0, groups, n), rng.integers(0, 3, n)
+        assert adjusted_rand(labels, others) == pytest.approx(adjusted_rand_score(labels, others), abs=1e-12)
+        assert adjusted_rand(labels, labels) == 1.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,6 +23,7 @@ from coterie.base.errors import CoterieWarning, InvalidInput
 from coterie.base.labels import check_labels
 from coterie.base.machine import set_threads
 from coterie.convex.choice import adjusted_rand
+from coterie.datasets import clustered
 from coterie.fitting import Fit, Settings, fit
 from coterie.fitting.units import Units
 from coterie.problem.solution import Status
@@ -145,6 +148,31 @@ def test_threads_do_not_change_a_bit(kind, monkeypatch):
         finally:
             set_threads(None)
     assert same(*results)
+
+
+@pytest.mark.parametrize("family", ["squared", "logistic"])
+def test_one_thread_and_two_give_the_same_bits(family):
+    users, results = clustered(family, n_users=24, n_clusters=2, samples=40, seed=5).users, []
+    if family == "logistic":
+        users = replace(users, targets=(users.targets > 0).astype(float))
+    task = "regression" if family == "squared" else "classification"
+    for threads in (1, 2):
+        set_threads(threads)
+        try:
+            results.append(fit(users, Settings(task=task, n_lams=6)))
+        finally:
+            set_threads(None)
+    assert same(*results)
+    assert results[0].scores is not None
+    assert results[0].models.tobytes() == results[1].models.tobytes()
+
+
+def test_a_fit_does_not_import_scikit_learn(tmp_path):
+    code = ("import sys, numpy as np, coterie as ct; from coterie.datasets import clustered; "
+            "from coterie.fitting import Settings, fit; "
+            "found = fit(clustered('squared', n_users=12).users, Settings(task='regression', n_lams=3)); "
+            "assert found.stability is not None; found.save('run'); assert 'sklearn' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, timeout=300)
 
 
 def test_the_proof_can_fail():

@@ -10,11 +10,12 @@ from sklearn.linear_model import LinearRegression
 
 import coterie as ct
 from coterie.datasets import clustered
-from coterie.fitting import Settings, fit, kinds, plan
+from coterie.fitting import Settings, fit, judge, kinds
 from coterie.fitting.kinds import KINDS, Sharing, choose, group_centres, handed_out, kind_of, sharing_of
 from coterie.fitting.sources import own_models
 from coterie.fitting.stability import draw_groups, summarise_draws
 from coterie.fitting.units import Units
+from coterie.groups.partitions import Partition
 from coterie.groups.random_effects import learn_spread
 from coterie.groups.summaries import Hypotheses, RowsSource, Summaries, ask_evidence, evidence_of, summarise
 
@@ -126,7 +127,7 @@ def test_evidence_of_classes_is_that_of_probabilities(seed):
     dim = loss.dim(users)
     shapes = [1e-12 * np.eye(dim), 0.01 * np.eye(dim), np.diag(np.linspace(1e-9, 0.3, dim))]
     asked = Hypotheses(np.stack([pooled] * 3, axis=1), np.stack(shapes), 1.0)
-    evidence = evidence_of(loss, users, asked).sum(axis=0)
+    evidence = evidence_of(loss, users, asked).evidence.sum(axis=0)
     assert evidence[0] == pytest.approx(likelihood, rel=1e-6)
     assert (evidence > likelihood - 15).all()
     assert (evidence < min(0.0, likelihood + 10)).all()
@@ -221,44 +222,75 @@ def test_models_handed_out_are_not_shrunk():
     users = clustered("squared", seed=1).users
     result = fit(users, QUICK)
     assert result.kind == "groups"
-    problem = result.solution.problem
-    np.testing.assert_array_equal(result.models, handed_out(problem.loss, problem.samples, result.labels, "rows"))
-    assert np.abs(result.models - result.solution.models).max() > 1e-5
+    loss, inner = result.units.loss, result.units.inner(users)
+    np.testing.assert_array_equal(result.models, result.solution.models)
+    np.testing.assert_allclose(result.models, handed_out(loss, loss.prepare(inner), result.labels, "rows"), rtol=1e-7)
     np.testing.assert_array_equal(result.models, result.centres[result.labels])
+    pairs = np.column_stack(np.triu_indices(30, 1))
+    pull = np.where(np.diff(result.labels[pairs], axis=1)[:, 0] == 0, 10.0, 0.1)
+    graph = ct.Graph.from_edges(30, pairs, pull)  # the twin: groups pulled to each other
+    shrunk = ct.solve(ct.Problem(inner, loss, lam=0.01, graph=graph))
+    np.testing.assert_array_equal(shrunk.labels, result.labels)
+    assert np.abs(result.models - shrunk.models).max() > 1e-3
 
 
-def test_newcomers_get_personal_models():
+@pytest.mark.parametrize("count", ["rows", "users"])
+def test_newcomers_get_personal_models(count):
     users = panel([1.0, 1.0, 1.0], n_users=30, rows=15, seed=4)
-    result = fit(users.take(range(25)), QUICK)
+    result = fit(users.take(range(25)), replace(QUICK, count=count))
     assert result.kind == "personal"
     new = users.take(range(25, 30)).split(test=0.5, seed=0)
     joined = result.personalize(new.train)
     inner = result.units.inner(new.train)
-    loss = result.solution.problem.loss
+    loss = ct.Personal(result.units.loss, covariance=result.solution.problem.loss.covariance, scale="rows")
     centres = np.tile(result.centres[0], (5, 1))
     np.testing.assert_allclose(joined.models, loss.personal_models(inner, centres), rtol=1e-8, atol=1e-10)
     ours = result.units.scores(joined.models, new.test).mean()
     assert ours < 0.8 * result.units.scores(np.tile(result.together, (5, 1)), new.test).mean()
 
 
-def test_a_kind_that_vanishes_with_all_rows_is_chosen_again(monkeypatch):
-    """Groups are found without the held-out rows only: the kind is chosen anew, and scores are those of this kind."""
+@pytest.mark.parametrize("count", ["rows", "users"])
+def test_newcomers_have_the_noise_of_a_typical_user(count):
+    """Users whose noise differs have a price each; newcomers that of the middle one."""
+    users, rng = panel([1.0, 1.0, 1.0], n_users=40, rows=20, seed=4), np.random.default_rng(1)
+    deviations = np.exp(rng.normal(size=40))
+    users = replace(users, targets=users.targets + deviations[users.owner] * rng.normal(size=users.n_samples))
+    known, new = users.take(range(35)), users.take(range(35, 40)).split(test=0.5, seed=0).train
+    result = fit(known, replace(QUICK, count=count))
+    assert result.kind == "personal"
+    inner, labels = result.units.inner(known), np.zeros(35, dtype=int)
+    sharing = sharing_of("personal", Summaries.exact(inner, result.units.loss), labels, count)
+    assert sharing.noise is not None
+    loss = ct.Personal(result.units.loss, covariance=sharing.covariance,
+                       scale=np.median(sharing.noise) / new.sizes)
+    centres = np.tile(result.centres[0], (5, 1))
+    expected = loss.personal_models(result.units.inner(new), centres)
+    np.testing.assert_allclose(result.personalize(new).models, expected, rtol=1e-8, atol=1e-10)
+
+
+def test_each_part_of_the_rows_is_judged_on_its_own(monkeypatch):
+    """Groups that are found without the held-out rows only are judged by these; all rows have the kind that is best."""
     users = panel([1.0, 1.0, 1.0], n_users=20, rows=10, seed=6)
-    real, searches = plan.find_groups, []
+    real, plain = judge.search, fit(users, QUICK)
 
-    def search(users, loss, **options):
-        searches.append(users.n_samples)
-        found = real(users, loss, **options)
-        return replace(found, labels=np.arange(20) % 2) if len(searches) == 1 else found
+    def search(known, options):
+        found = real(known, options)
+        if known.sizes.sum() == users.n_samples:
+            return found
+        halves = Partition(np.arange(20) % 2, found.best.length - 1.0)
+        return found._replace(examined=[*found.examined, halves])
 
-    monkeypatch.setattr(plan, "find_groups", search)
-    monkeypatch.setattr(kinds, "_doubtful", lambda options: np.array([o.kind != "groups" for o in options]))
+    monkeypatch.setattr(judge, "search", search)
+    monkeypatch.setattr(kinds, "_doubtful", lambda options, _=0.0: np.array([o.kind != "groups" for o in options]))
     monkeypatch.setattr(kinds, "_MOST", np.inf)
     monkeypatch.setattr(kinds, "_LITTLE", np.inf)
     stored: dict = {}
     result = fit(users, QUICK, store=stored)
-    assert stored["held out: kind"]["kind"] == "groups"
-    assert result.kind == stored["held out again: kind"]["kind"] == "personal"
+    assert stored["choice 1"]["kind"] == "groups"
+    assert stored["choice 0"]["kind"] == result.kind == plain.kind == "personal"
+    assert (result.scores.n_clusters, plain.scores.n_clusters) == (2, 1)
+    assert result.scores.fitted.mean() > 1.1 * plain.scores.fitted.mean()  # they are judged as they were found
+    assert result.models.tobytes() == plain.models.tobytes()
     assert result.compared["personal"] < result.compared["one model"]
     assert result.why.startswith("Every user gets a model of its own")
 

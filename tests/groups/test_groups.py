@@ -17,6 +17,7 @@ from coterie.groups.find import Groups, _scaler, describe_better, describe_sizes
 from coterie.groups.partitions import Judge, ModelTree
 from coterie.groups.sampling import sample_of
 from coterie.groups.spread import description_length, fit_spread
+from coterie.groups.summaries import Summaries
 from coterie.losses.derived import Grouped
 
 FAMILIES = ("squared_hinge", "logistic", "squared", "huber", "multinomial")
@@ -202,7 +203,7 @@ def test_the_sentence_about_groups_has_the_difference_of_lengths():
 def test_criterion_is_the_formula():
     users, truth = planted("squared", n_users=6, n_clusters=2, samples=40)
     loss = ct.Squared(ridge=0.0)
-    judge = Judge.of(users, loss)
+    judge = Judge.of(Summaries.exact(users, loss))
     total = residual = 0.0
     for c in (0, 1):
         rows = truth[users.owner] == c
@@ -225,7 +226,7 @@ def test_many_users_of_few_samples():
 
 def test_giving_users_away():
     users, truth = planted("squared")
-    judge = Judge.of(users, ct.Squared())
+    judge = Judge.of(Summaries.exact(users, ct.Squared()))
     many = np.where(np.arange(24) < 18, truth, np.arange(24) - 15)  # the last six alone
     labels, toll = judge.absorb(many, 3)
     np.testing.assert_array_equal(labels, truth)
@@ -334,7 +335,7 @@ def test_evidence_is_the_density_of_the_targets():
     from scipy.stats import multivariate_normal
 
     users, _, truth = drawn("squared", n_groups=6, n_users=24, samples=12)
-    judge = Judge.of(users, ct.Squared(ridge=0.0))
+    judge = Judge.of(Summaries.exact(users, ct.Squared(ridge=0.0)))
     design, together = np.c_[users.features, np.ones(users.n_samples)], np.zeros(24, dtype=np.int64)
     scale = users.sizes[0] / judge.weights[0]
     alone = judge.with_spread(together, 0, np.eye(4)).spread
@@ -362,7 +363,7 @@ def test_length_of_a_covariance():
 
 def test_lengths_of_the_tree_are_those_of_its_cuts():
     users = drawn("squared", n_groups=3, n_users=12)[0]
-    judge = Judge.of(users, ct.Squared(ridge=0.0))
+    judge = Judge.of(Summaries.exact(users, ct.Squared(ridge=0.0)))
     centre = judge.one_centre()
     tree = ModelTree(judge, centre.spread)
     expected = [judge.criterion(tree.cut(count)) for count in range(1, 13)]
@@ -470,11 +471,11 @@ def test_proposals_of_another_search(family):
 
 def test_merges_by_sums_are_those_by_users():
     users, truth = planted("squared")
-    judge, halves = Judge.of(users, ct.Squared()), check_labels(2 * truth + np.arange(24) // 4 % 2, 24)
+    judge, halves = Judge.of(Summaries.exact(users, ct.Squared())), check_labels(2 * truth + np.arange(24) // 4 % 2, 24)
     assert halves.max() == 5
     length, labels = judge.polish(halves)
     np.testing.assert_array_equal(labels, truth)
-    assert length == pytest.approx(Judge.of(users, ct.Squared()).criterion(truth))
+    assert length == pytest.approx(Judge.of(Summaries.exact(users, ct.Squared())).criterion(truth))
     parts = judge.fitted(truth).parts
     for k in range(3):
         some = np.flatnonzero(truth == k)

@@ -6,12 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.stats import multivariate_normal
 
 import coterie as ct
 from coterie.fitting.kinds import sharing_of
-from coterie.groups.noise import _expect, _prior, _Rows, noise_of_users
+from coterie.groups.noise import (
+    _expect,
+    _log_mean_square_density,
+    _log_ratio_density,
+    _prior,
+    _Rows,
+    noise_of_users,
+)
 from coterie.groups.random_effects import learn_spread
+from coterie.groups.summaries import Summaries
 
 LOSS = ct.Squared(ridge=0.0)
 
@@ -77,7 +86,7 @@ def test_models_are_nearer_to_the_truth():
     errors, found = [], 0
     for seed in range(10):
         users, models = drawn(lognormal(seed=seed), seed=seed, samples=8)
-        sharing = sharing_of("personal", users, LOSS, np.zeros(40, dtype=int), "rows")
+        sharing = sharing_of("personal", Summaries.exact(users, LOSS), np.zeros(40, dtype=int), "rows")
         found += sharing.noise is not None
         equal = replace(sharing, noise=None)
         errors.append([((option.models(users, LOSS) - models) ** 2).mean() for option in (sharing, equal)])
@@ -102,3 +111,10 @@ def test_degrees_of_freedom():
         assert scale == pytest.approx(2.0, rel=0.15)
         assert gain > 10
     assert _prior(2.0 * rng.chisquare(20.0, 400), freedom)[2] < 3
+
+
+def test_densities():
+    rng = np.random.default_rng(0)
+    x, k = np.exp(rng.normal(size=40)), rng.uniform(2, 200, 40)
+    np.testing.assert_allclose(_log_ratio_density(x, k, 6.0), stats.f.logpdf(x, k, 6.0), rtol=1e-10)
+    np.testing.assert_allclose(_log_mean_square_density(x, k), stats.chi2.logpdf(x * k, k) + np.log(k), rtol=1e-10)

@@ -16,6 +16,7 @@ from support.problems import LOSS_NAMES, loss_for, users_for
 
 import coterie as ct
 from coterie.base.labels import sum_zero_basis
+from coterie.datasets import clustered
 
 LINEAR = [name for name in LOSS_NAMES if issubclass(ct.LOSSES[name], ct.LinearLoss)]
 
@@ -412,3 +413,11 @@ def test_a_minimum_on_a_flat_bottom_is_kept():
         least = loss.values(samples, np.full((1, 1), np.mean(pair)))
         np.testing.assert_allclose(loss.values(samples, found.points), least, rtol=1e-12)
         assert ct.solve(ct.Problem(users, loss, lam=0.0)).gap <= 1e-9
+
+
+def test_data_are_prepared_once_while_somebody_keeps_them():
+    users, loss = clustered("squared", n_users=6).users, ct.Squared(ridge=0.1)
+    kept = loss.prepare(users)
+    assert ct.Squared(ridge=0.1).prepare(users) is kept
+    assert ct.Squared(ridge=0.2).prepare(users) is not kept
+    assert loss.prepare(users.take([0, 1])) is not kept

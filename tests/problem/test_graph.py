@@ -138,3 +138,14 @@ def test_the_caller_cannot_change_a_graph_afterwards():
     assert graph.weights.tolist() == [2.0]
     with pytest.raises(ValueError):
         graph.weights[0] = 1.0
+
+
+def test_flows_by_conjugate_gradients_are_those_of_a_factorisation(monkeypatch):
+    rng = np.random.default_rng(0)
+    graph = ct.Graph.knn(rng.normal(size=(200, 6)), k=5, decay=0.1)
+    forces = rng.normal(size=(200, 3))
+    exact = graph.flow_solver()(forces)
+    monkeypatch.setattr("coterie.problem.graph._MANY", 10)
+    np.testing.assert_allclose(graph.flow_solver()(forces), exact, rtol=1e-8, atol=1e-9)
+    monkeypatch.setattr("coterie.problem.graph._STEPS", 1)  # not enough: then the factorisation is used
+    np.testing.assert_array_equal(graph.flow_solver()(forces), exact)

@@ -30,14 +30,14 @@ rows is among those that judge the fit in the end (`coterie.fitting.scores`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from coterie.base.labels import group_sums
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.users import Users
+from coterie.data.users import Participants, Users
 from coterie.fitting.settings import Settings
 from coterie.groups.dispersion import without_ridge
 from coterie.groups.random_effects import learn_spread
@@ -162,6 +162,19 @@ def stated_loss(loss: Loss, unit: float | Array | None, covariance: Array | None
     if covariance is None:
         return counted
     return Personal(counted, covariance=covariance, scale="rows" if scale is None else scale)
+
+
+def loss_of_newcomers(loss: Loss, users: Participants, newcomers: Participants) -> Loss:
+    """The loss of a problem for others than its users: where every user has a price of leaving its
+    centre, they have that of a user with the noise of a typical one.
+    """
+    if not (isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray)):
+        return loss
+    if isinstance(loss.loss, Weighted):  # the price is that of one row
+        counted = replace(loss.loss, unit=float(np.median(loss.loss.unit)))
+        return replace(loss, loss=counted, scale=float(np.median(loss.scale)))
+    noise = float(np.median(loss.scale * users.sizes))
+    return replace(loss, scale=noise / np.maximum(newcomers.sizes, 1))
 
 
 def kind_of(loss: Loss, labels: Ints) -> Kind:

@@ -19,7 +19,7 @@ from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.convex.path import Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
-from coterie.fitting.kinds import Kind, group_centres, kind_of
+from coterie.fitting.kinds import Kind, group_centres, kind_of, loss_of_newcomers
 from coterie.fitting.predictions import Predictor, PredictsRows, models_by_name
 from coterie.fitting.proof import RunCertificate
 from coterie.fitting.scores import Scores
@@ -305,7 +305,8 @@ class Fit(Accounted, PredictsRows):
         ...     new).users.names
         ('new',)
         """
-        newcomers, loss = self.units.inner(newcomers), self.solution.problem.loss
+        newcomers, problem = self.units.inner(newcomers), self.solution.problem
+        loss = loss_of_newcomers(problem.loss, problem.users, newcomers)
         samples = loss.prepare(newcomers)
         shape = (newcomers.n_users, samples.dim)
         likeliest = np.stack([loss.values(samples, np.broadcast_to(c, shape))
@@ -329,8 +330,9 @@ class Fit(Accounted, PredictsRows):
             np.empty(shape[0])
         for k in np.unique(likeliest):
             who, members = np.flatnonzero(likeliest == k), np.flatnonzero(labels == k)
-            part = join(problem, models[members], np.zeros_like(members), newcomers.take(who),
-                        pull / len(members))
+            mine = newcomers.take(who)
+            part = join(problem, models[members], np.zeros_like(members), mine,
+                        pull / len(members), loss_of_newcomers(problem.loss, problem.users, mine))
             joined[who], slack[who] = part.models, part.slack
             clusters[who] = np.where(part.clusters < 0, -1, k)
         return Joined(newcomers, joined, clusters, slack)

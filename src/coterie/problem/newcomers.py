@@ -22,7 +22,7 @@ from coterie.base.errors import InvalidInput
 from coterie.base.labels import many
 from coterie.base.types import Array, Indices, Ints
 from coterie.data.users import Users
-from coterie.losses import Samples
+from coterie.losses import Loss, Samples
 from coterie.losses.newton import minimise
 from coterie.problem.problem import Problem
 
@@ -69,7 +69,7 @@ class Joined(NamedTuple):
 
 
 def join(problem: Problem, models: Array, labels: Ints, newcomers: Users,
-         weight: float | None = None) -> Joined:
+         weight: float | None = None, loss: Loss | None = None) -> Joined:
     """Compute models for newcomers.
 
     Parameters
@@ -83,6 +83,8 @@ def join(problem: Problem, models: Array, labels: Ints, newcomers: Users,
     weight
         Weight of the pair of a newcomer and each fitted user. The default gives a newcomer the mean
         total weight of the fitted users; it is 1 on the complete graph with weight 1.
+    loss
+        The loss of the newcomers; by default that of the problem.
 
     Returns
     -------
@@ -104,29 +106,30 @@ def join(problem: Problem, models: Array, labels: Ints, newcomers: Users,
     if not (np.isfinite(weight) and weight >= 0):
         raise InvalidInput(f"weight must be a finite number >= 0, got {weight!r}",
                            remedy="Use for example 1.0")
-    samples = _samples(problem, newcomers)
+    loss = problem.loss if loss is None else loss
+    samples = _samples(loss, newcomers, problem.dim)
     order = np.unique(labels, return_index=True)[1]
     anchors = models[order]
     pulls = problem.lam * weight * np.bincount(labels).astype(float)
-    joined, clusters, slack = _at_anchors(problem, samples, anchors, pulls)
+    joined, clusters, slack = _at_anchors(loss, samples, anchors, pulls)
     unassigned = np.flatnonzero(clusters < 0)
     if unassigned.size:
-        joined[unassigned] = _own_models(problem, samples, anchors, pulls, joined, unassigned)
+        joined[unassigned] = _own_models(loss, samples, anchors, pulls, joined, unassigned)
     return Joined(newcomers, joined, clusters, slack)
 
 
-def _samples(problem: Problem, newcomers: Users) -> Samples:
+def _samples(loss: Loss, newcomers: Users, dim: int) -> Samples:
     """The data of the newcomers, for models of the fitted length: newcomers may lack a class that
     others have.
     """
-    if problem.loss.dim(newcomers) != problem.dim:
+    if loss.dim(newcomers) != dim:
         raise InvalidInput("the targets of the newcomers give models of another length than the "
                            "fitted ones",
                            remedy="Set n_classes of the loss, and fit again")
-    return problem.loss.prepare(newcomers)
+    return loss.prepare(newcomers)
 
 
-def _at_anchors(problem: Problem, samples: Samples, anchors: Array,
+def _at_anchors(loss: Loss, samples: Samples, anchors: Array,
                 pulls: Array) -> tuple[Array, Ints, Array]:
     """For each newcomer the anchor that is its solution, or otherwise the best anchor to start
     from.
@@ -140,7 +143,7 @@ def _at_anchors(problem: Problem, samples: Samples, anchors: Array,
     clusters, slack = np.full(n, -1, dtype=np.int64), np.full(n, -np.inf)
     for a in range(k):
         there = np.broadcast_to(anchors[a], (n, anchors.shape[1]))
-        values, gradients, _ = problem.loss.evaluate(samples, there, 1)
+        values, gradients, _ = loss.evaluate(samples, there, 1)
         force = np.linalg.norm(gradients + toward[a], axis=1)
         margin = 1.0 - force / max(pulls[a], 1e-300) if pulls[a] > 0 else np.where(force <= 0, 0.0,
             -np.inf)
@@ -153,19 +156,19 @@ def _at_anchors(problem: Problem, samples: Samples, anchors: Array,
     return anchors[best].copy(), clusters, slack
 
 
-def _own_models(problem: Problem, samples: Samples, anchors: Array, pulls: Array, start: Array,
+def _own_models(loss: Loss, samples: Samples, anchors: Array, pulls: Array, start: Array,
                 unassigned: Indices) -> Array:
     """Newton's method on the smooth problem of unassigned newcomers, from a point close to their
     best anchor.
     """
-    if problem.loss.wide(samples):
-        return _own_wide_models(problem, samples, anchors, pulls, start, unassigned)
+    if loss.wide(samples):
+        return _own_wide_models(loss, samples, anchors, pulls, start, unassigned)
     eye = np.eye(anchors.shape[1])
 
     def evaluate(users: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
         # a trial point with overflow is rejected.
         with np.errstate(over="ignore", invalid="ignore"):
-            f, g, h = problem.loss.evaluate(samples, x, order, unassigned[users])
+            f, g, h = loss.evaluate(samples, x, order, unassigned[users])
         gaps = x[:, None] - anchors
         lengths = np.maximum(np.linalg.norm(gaps, axis=2), 1e-300)
         f = f + lengths @ pulls
@@ -187,7 +190,7 @@ def _own_models(problem: Problem, samples: Samples, anchors: Array, pulls: Array
     return minimise(evaluate, nearest - size * gradient).points
 
 
-def _own_wide_models(problem: Problem, samples: Samples, anchors: Array, pulls: Array, start: Array,
+def _own_wide_models(loss: Loss, samples: Samples, anchors: Array, pulls: Array, start: Array,
                      unassigned: Indices) -> Array:
     """The same for wide models: each norm is bounded by a quadratic at the current point (Weiszfeld
     1937).
@@ -202,7 +205,7 @@ def _own_wide_models(problem: Problem, samples: Samples, anchors: Array, pulls: 
         lengths = np.linalg.norm(x[:, None] - anchors, axis=2)
         weights = pulls / np.maximum(lengths, 1e-2 * spread if turn == 0 else 1e-12 * spread)
         t = weights.sum(axis=1)
-        new = problem.loss.prox(samples, None, t, weights @ anchors / t[:, None], x,
+        new = loss.prox(samples, None, t, weights @ anchors / t[:, None], x,
                                 users=unassigned).points
         moved, x = float(np.abs(new - x).max()), new
         if moved <= 1e-7 * spread:
