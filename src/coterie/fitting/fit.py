@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie.base.errors import CoterieWarning
+from coterie.base.errors import CoterieWarning, InvalidInput
 from coterie.base.labels import group_means
 from coterie.base.machine import one_blas_thread, require_memory
 from coterie.base.types import Array, Ints
@@ -133,14 +133,19 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None,
     split = split if with_scores and split is not None and _can_score(split, settings) else None
     # 2. to 6., or the convex problem as given.
     given = settings.lam != "auto" or settings.weights != "auto" or points or users.n_users == 1
-    with nullcontext() if wide else one_blas_thread():  # wide models need large products
-        if given:
-            fitted = fit_given(inner, units, settings, split, work)
-        else:
-            parts = () if split is None else (
-                split.train, split.test, learn_units(split.train, settings, units.n_classes))
-            fitted = fit_source(RowsFitSource(units, users, *parts), settings, work,
-                                judge_wide if wide else judge_summaries)
+    try:
+        with nullcontext() if wide else one_blas_thread():  # wide models need large products
+            if given:
+                fitted = fit_given(inner, units, settings, split, work)
+            else:
+                parts = () if split is None else (
+                    split.train, split.test, learn_units(split.train, settings, units.n_classes))
+                fitted = fit_source(RowsFitSource(units, users, *parts), settings, work,
+                                    judge_wide if wide else judge_summaries)
+    except np.linalg.LinAlgError as error:
+        raise InvalidInput("the numbers are too large, or of too different sizes, to compute with",
+                           remedy="Standardise the columns, and leave out values that are no "
+                           "measurements") from error
     return replace(fitted, why=" ".join([*concerns, fitted.why]),
                    seconds=time.perf_counter() - began)
 

@@ -32,7 +32,7 @@ _FIRST_LIMIT = 8  # number of groups of the first search; doubled while that man
 # Partitions of the path of a sample of the users, or with losses that are not quadratic, to
 # examine.
 _EXAMINED = 4
-_TOL, _TOL_OF_SAMPLE = 1e-5, 1e-3  # relative gaps on the path; only its groups are used
+_TOL, _TOL_OF_SAMPLE = 1e-6, 1e-3  # relative gaps on the path; only its groups are used
 _CUTS = 3  # cuts of the tree of models that are improved
 _MARGIN = 50.0  # cuts of that tree that are worse than other descriptions by more nats are ignored
 # The search for groups with spread ends after this many numbers of groups without improvement.

@@ -245,7 +245,8 @@ class Run(PredictsRows):
             users, _ = without_far_targets(users, settings)
         # 2. The problem, built again.
         units = learn_units(users, settings)
-        if self.unit is not None and self.units is not None:  # the ridge was learned
+        automatic = settings.lam == settings.weights == "auto"
+        if automatic and self.units is not None and not units.loss.quadratic:  # a learned ridge
             units = replace(units, loss=self.units.loss)
         loss = stated_loss(units.loss, self.unit, self.covariance, self.scale)
         problem = Problem(units.inner(users), loss, self.lam, self.graph)
