@@ -35,7 +35,7 @@ def test_a_server_cannot_run_a_command(tmp_path):
         nosy = Nosy(USERS, tmp_path / "users.npz", own, loss="subprocess:check_call", loss_options=options)
         with pytest.raises(PermissionError, match=r"may name the losses squared_hinge.*not 'subprocess:check_call'"):
             nosy.ask("gradient", model=MODEL)
-    node = Node({"data": "subprocess:check_call", "args": ["touch", str(file)]}, {})
+    node = Node({"data": "subprocess:check_call", "args": ["touch", str(file)]}, {"simulation": True})
     assert "may name the data csv, parquet" in node.introduce()["error"]
     nosy = Nosy(USERS, tmp_path / "users.npz")
     with pytest.raises(PermissionError, match="may name the data"):
@@ -217,7 +217,7 @@ def test_splits_are_the_nodes_own(tmp_path):
     reply = [nosy.ask("gradient", {"held_out": 0.2, "seed": seed}, model=MODEL)["gradient"] for seed in range(5)]
     assert all(np.array_equal(reply[0], other) for other in reply)
     assert not np.array_equal(reply[0], nosy.ask("gradient", model=MODEL)["gradient"])
-    with pytest.raises(PermissionError, match=r"the share 0.2 of these rows was held out before, and 0.3 is asked for"):
+    with pytest.raises(PermissionError, match=r"lets the share 0.2 of the rows be held out, and 0.3 is asked for"):
         nosy.ask("gradient", {"held_out": 0.3}, model=MODEL)
     fit = Nosy(USERS, tmp_path / "a.npz", {"max-hessians": 100}, task="classification")
     left = [fit.ask("facts", {"held_out": 0.2, "seed": seed})["means"] for seed in range(4)]

@@ -188,8 +188,10 @@ def test_tables_say_names_of_columns_only(tmp_path):
            "ledger-dir": str(tmp_path / "ledger"), "budget-epsilon": 8.0, "budget-delta": 1e-5}
     config = {"epsilon": 8.0, "user": "who", "target": "sick", "clip": "age=0:100, sex=f|m, sick=no|yes"}
     said = Node(for_nodes(config), own).introduce()["introduction"]
-    assert "age" in said
+    assert json.loads(said)["features"] == []  # what a column holds is what its cells say
     assert not any(word in said for word in ("secret", "yes", "20"))
+    named = {**own, "columns": "age=number, note"}
+    assert json.loads(Node(for_nodes(config), named).introduce()["introduction"])["features"] == ["age"]
     wire = Wire([own], config)
     fit = run(wire, config)
     assert fit.recipe.class_values == ("no", "yes")
@@ -197,7 +199,8 @@ def test_tables_say_names_of_columns_only(tmp_path):
     assert "age, sex" in " ".join(fit.recipe.notes).replace("'", "")
     for wrong in ({"features": "age, note"}, {"features": "age, note", "clip": ""}):  # nothing is left out silently
         with pytest.raises(ct.InvalidInput, match="too little of the column 'note' is public"):
-            run(Wire([{**own, "features": wrong["features"]}], {**config, **wrong}), {**config, **wrong})
+            run(Wire([{**named, "features": "", "columns": "age=number, note"}], {**config, **wrong}),
+                {**config, **wrong})
     texts = {**config, "epsilon": 2.0, "clip": "sex=f|m, sick=no|yes"}  # no column of numbers at all
     fresh = {**own, "features": "sex", "ledger-dir": str(tmp_path / "other")}
     assert run(Wire([fresh], texts), texts).units.feature_names == ("sex=m",)

@@ -230,7 +230,7 @@ def _follow(config: dict[str, Any], out: Path, *, nodes: list[dict[str, Any]], v
     """
     from coterie.federated.runtimes.cluster import Cluster
 
-    parts = [{"partition-id": k, "num-partitions": len(nodes), **node}
+    parts = [{"simulation": True, "partition-id": k, "num-partitions": len(nodes), **node}
              for k, node in enumerate(nodes)]
     cluster = (Cluster(out / "cluster", virtual=len(nodes)) if virtual
                else Cluster(out / "cluster", parts))

@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -194,8 +194,9 @@ class Agreement:
         """The loss of all users."""
         return make_loss(self.loss, self.loss_options) if self.units is None else self.units.loss
 
-    def given(self, source: Users | Table) -> Users:
-        """A node's rows as numbers, in the table's own units."""
+    def given(self, source: Users | Table, *, lenient: bool = False,
+              known: Mapping[str, Collection[str]] | None = None) -> Users:
+        """A node's rows as numbers, in the table's own units; see `Recipe.encode`."""
         if isinstance(source, Table) != (self.recipe is not None):
             said = ("a table, and the federation agreed on prepared numbers" if self.recipe is None
                     else "prepared numbers, and the federation agreed on a table")
@@ -206,7 +207,7 @@ class Agreement:
         else:
             with located(source.place):
                 assert self.recipe is not None
-                users = self.recipe.encode(source.frame)
+                users = self.recipe.encode(source.frame, lenient=lenient, known=known)
         if not self.signs or users.targets is None:
             return users
         return replace(users, targets=0.5 * (users.targets + 1.0))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput, Refused, require
 from coterie.data.summary import TASKS
+from coterie.data.validation import split_names
 from coterie.federated.agreement import Agreement
 from coterie.federated.protocol.messages import SCHEMAS, Message, misfit, square
 from coterie.federated.sources import SOURCES
@@ -123,7 +124,7 @@ def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     Parameters
     ----------
     said : what the server says of the run.
-    own : the node's configuration.
+    own : the node's configuration of the data.
 
     Raises
     ------
@@ -132,7 +133,7 @@ def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """
     if "data" in own:
         for key in ("features", "drop"):
-            if said.get(key) and said[key] != own.get(key, ""):
+            if said.get(key) and split_names(str(said[key])) != split_names(str(own.get(key, ""))):
                 raise Refused(f"the server sets {key}, and the owner of the data decides which "
                               "columns are used", remedy=f"Set {key} in the node configuration")
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -60,17 +61,24 @@ server = ServerApp()
 # ------------------------------------------------------------
 
 
+def _simulated() -> bool:
+    """Whether this process is a worker of Flower's simulation, and no node of its own."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 @client.query("users")
 def _introduce(message: Envelope, context: Context) -> Envelope:
     """Who is at this node, and what it says of its data."""
-    said = Node(message.content["config"], context.node_config, read=tables).introduce()
+    said = Node(message.content["config"], context.node_config, tables,
+                simulated=_simulated()).introduce()
     return Envelope(RecordDict({"users": ConfigRecord(said)}), reply_to=message)
 
 
 @client.train("answer")
 def _answer(message: Envelope, context: Context) -> Envelope:
     """The replies of the users of this node."""
-    node = Node(message.content["config"], context.node_config, tables)
+    node = Node(message.content["config"], context.node_config, tables, simulated=_simulated())
     answers = node.answer(message.content["queries"])
     return Envelope(RecordDict({"answers": ConfigRecord(answers.replies),
                                 "refusals": ConfigRecord(answers.refusals)}), reply_to=message)
