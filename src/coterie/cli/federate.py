@@ -29,6 +29,7 @@ from coterie.federated.agreement import Agreement
 from coterie.federated.membership import agreement_of, join_run, leave_run, write_newcomers
 from coterie.federated.node import keep_models
 from coterie.federated.private.ledger import FILE, NodeLedger
+from coterie.federated.rehearsal import read_config, rehearse
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.session import Round
 from coterie.federated.settings import CONFIG, Deployment, complete
@@ -305,6 +306,7 @@ _Refused = Annotated[bool, Opt("--refused", help="Only what was refused.")]
 _Last = Annotated[int, Opt(help="Only so many lines, the last ones; 0: all.", min=0)]
 _Spent = Annotated[float, Opt(help="Of the epsilon that is shown as spent.")]
 _Lines = Annotated[bool, Opt("--json", help="One JSON object instead of tables.")]
+_NodeConfig = Annotated[list[str], Arg(help="A TOML file, or KEY=VALUE.", metavar="CONFIG")]
 _Keys = Annotated[Path, Opt(help="Folder for the keys.")]
 _Hosts = Annotated[list[str] | None, Opt(help="Name or address of the SuperLink; may be repeated.")]
 _Pairs = Annotated[int, Opt(help="How many SuperNodes get a key pair.", min=0)]
@@ -398,10 +400,16 @@ def show_log(folder: _Ledger, refused: _Refused = False, last: _Last = 0, delta:
                            remedy="Give the folder that is `ledger-dir` in the node configuration")
     with NodeLedger(folder) as ledger:
         lines, spent = ledger.answers(), ledger.spending(delta)
+        exact = ledger.exact_answers()
     chosen = [line for line in lines if line.reason or not refused][-last:]
+    # Noise protects no rows of which exact answers left.
+    held = {name: None if exact.get(name) or exact.get(None) else epsilon
+            for name, epsilon in spent.items()}
     if as_json:
         typer.echo(json.dumps({"answers": [line._asdict() for line in chosen], "delta": delta,
-                               "epsilon": [[name, epsilon] for name, epsilon in spent.items()]}))
+                               "epsilon": [[name, epsilon] for name, epsilon in spent.items()],
+                               "holds": [[name, held[name] is not None] for name in spent],
+                               "exact": [[name, number] for name, number in exact.items()]}))
         return
     headings = ("time", "run", "round", "user", "kind", "numbers", "bytes", "question",
                 "refused because")
@@ -419,8 +427,33 @@ def show_log(folder: _Ledger, refused: _Refused = False, last: _Last = 0, delta:
         f"{len(lines) - len(left):,} were refused.")
     if spent:
         console.print(grid(f"Spent at delta = {delta:g}", ("user", "epsilon"),
-                           [(str(name), f"{epsilon:.4g}") for name, epsilon in spent.items()],
-                           right=("epsilon",)))
+                           [(str(name), "none holds" if epsilon is None else f"{epsilon:.4g}")
+                            for name, epsilon in held.items()], right=("epsilon",)))
+    if spent and None in held.values():
+        say(f"No epsilon holds for users of whom exact answers left this node, and "
+            f"{many(sum(exact.values()), 'exact answer')} did. The noise of their releases "
+            "protects nothing that these had given away.")
+
+
+@command.command()
+def check(config: _NodeConfig) -> None:
+    """What a node with this configuration would do: a dry run for its owner, at the node.
+
+    CONFIG is what the node is started with: a TOML file, or KEY=VALUE as for --node-config. The
+    data are read; columns, users, limits and what is left of the budget are shown, and which
+    questions would be answered and which refused. Nothing is sent or written.
+
+    Example: coterie federate check 'data="csv" path="/data/visits.csv" user="patient"'
+    """
+    found = rehearse(read_config(config))
+    for name, text in found.facts:
+        say(f"{name:14} {text}")
+    if found.answered:
+        console.print(grid("Questions", ("kind", "users who answer", "others are refused because"),
+                           [(kind, f"{users:,}", reason) for kind, users, reason in found.answered],
+                           right=("users who answer",), fixed=("kind",)))
+    if any(name == "problem" for name, _ in found.facts):
+        raise typer.Exit(2)
 
 
 @command.command()

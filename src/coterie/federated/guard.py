@@ -52,6 +52,7 @@ class Guard:
     ----------
     contract : what the owner has set.
     source : the data of the node.
+    ledger : of its answers; the owner's unless given.
 
     Raises
     ------
@@ -65,11 +66,12 @@ class Guard:
     (False, (0.2, 7, 0))
     """
 
-    def __init__(self, contract: Contract, source: Users | Table) -> None:
+    def __init__(self, contract: Contract, source: Users | Table,
+                 ledger: NodeLedger | None = None) -> None:
         self.owned, self.source, self.settings = contract.owned, source, contract
         self.consent = not self.owned or contract.consent == "hessians"
         self.columns = source.n_features if isinstance(source, Users) else source.n_columns
-        self.ledger = NodeLedger.of_owner(
+        self.ledger = ledger or NodeLedger.of_owner(
             contract.ledger_dir or default_folder(contract), contract.budget_epsilon,
             contract.budget_delta) if self.owned else NodeLedger(None)
 
