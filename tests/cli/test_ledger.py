@@ -57,7 +57,8 @@ def test_the_log_says_that_no_epsilon_holds_where_exact_answers_left(folder, tmp
     said = " ".join(CliRunner().invoke(app, ["federate", "log", str(folder)]).output.split())
     assert "none holds" in said
     assert "No epsilon holds for users of whom exact answers left this node, and 2 exact answers did." in said
-    assert json.loads(CliRunner().invoke(app, ["federate", "log", str(folder), "--json"]).output)["holds"] == [[0, False]]
+    as_json = CliRunner().invoke(app, ["federate", "log", str(folder), "--json"]).output
+    assert json.loads(as_json)["holds"] == [[0, False]]
     with NodeLedger(tmp_path / "other", budget=10.0) as ledger:  # the twin
         ledger.release(0, "summary", mu_of(2.0, 1e-5), lambda: b"x")
     assert "holds" not in CliRunner().invoke(app, ["federate", "log", str(tmp_path / "other")]).output

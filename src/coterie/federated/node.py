@@ -263,6 +263,9 @@ def _own_business(work: Callable[[], _T], contract: Contract) -> _T:
         if not contract.owned and isinstance(error, CoterieError):
             raise
         log.exception("a node cannot answer from its data")
+        if isinstance(error, FileNotFoundError) and not contract.private:
+            raise Incompatible(f"The file {Path(str(error.filename)).name} of this node is not "
+                               "there.") from None
         raise Incompatible("The data of this node cannot be used as asked; the node's own log says "
                            "why, and so does `coterie federate check` there.") from None
 
