@@ -22,6 +22,7 @@ from coterie.base.errors import Refused
 from coterie.base.types import Flags
 from coterie.data.frames import row_names
 from coterie.data.users import Users
+from coterie.federated.bounds import too_much
 from coterie.federated.client import Data
 from coterie.federated.contract import LEAST_ROWS, Contract
 from coterie.federated.private.ledger import LoggedAnswer, NodeLedger, Question
@@ -170,6 +171,31 @@ class Guard:
             return f"it has fewer than {LEAST_ROWS} rows, whose means would be the rows"
         return ""
 
+    def unaffordable(self, data: Data, user: int, query: Message, digest: str) -> str:
+        """Why the answer would be one too many, or more work than allowed, before it is computed;
+        or an empty text.
+        """
+        dim = data.samples.dim
+        reason = too_much(query, int(data.samples.users.data.counts[user]), dim)
+        if reason or not self.owned or query.kind not in ("evidence", "around"):
+            return reason
+        parts, k = query.arrays["centre"].shape[:2]
+        plain = parts * (k * (1 + 2 * dim) if query.kind == "around"
+                         else k + int(query.arrays["rank"]) * dim)
+        logged = LoggedAnswer("", query.round, data.samples.users.names[user], query.kind, 0, 0,
+                              digest)
+        return self.ledger.over(self._question(data, user, logged,
+                                               max(1, (plain - _SCALARS) // dim), 0))
+
+    def _question(self, data: Data, user: int, logged: LoggedAnswer, units: int,
+                  hessians: int) -> Question:
+        """An answer with what it counts for, and what its user's owner allows."""
+        rows = int(self._rows(data)[user])
+        return Question(
+            logged, "" if self.settings.private else self.rows[data.samples.users.names[user]],
+            units, hessians, self.settings.max_questions or _most(data, rows),
+            self.settings.max_hessians or min(max(rows // 4, _LEAST_HESSIANS), _HESSIANS))
+
     # -- what leaves
 
     def introduce(self, run: str, text: str, *, summary: bool) -> None:
@@ -205,15 +231,11 @@ class Guard:
             return {}
         entries, names = {}, data.samples.users.names
         for user, reply in replies.items():
-            rows = int(self._rows(data)[user])
             # What noisy releases cost is counted in their budget.
             units, hessians = (0, 0) if reply.kind in PRIVATE else cost(reply, data.samples.dim)
-            entries[user] = Question(
-                LoggedAnswer(run, reply.round, names[user], reply.kind,
-                             reply.numbers, sizes[user], questions[user]),
-                "" if self.settings.private else self.rows[names[user]],
-                units, hessians, self.settings.max_questions or _most(data, rows),
-                self.settings.max_hessians or min(max(rows // 4, _LEAST_HESSIANS), _HESSIANS))
+            entries[user] = self._question(data, user, LoggedAnswer(
+                run, reply.round, names[user], reply.kind, reply.numbers, sizes[user],
+                questions[user]), units, hessians)
         reasons = self.ledger.account(entries.values())
         return {user: reason for user, reason in zip(entries, reasons, strict=True) if reason}
 

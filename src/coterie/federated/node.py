@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from coterie.base.errors import CoterieError, Incompatible, InvalidInput, Refused, require
+from coterie.base.machine import OutOfTime, time_limit
 from coterie.base.storage import json_ready, write_atomically
 from coterie.base.types import Array
 from coterie.data.encoding import Recipe
@@ -182,6 +183,9 @@ class Node:
             pass
         raise Refused("held-out or seed cannot be used")
 
+    def _digest(self, query: Message, agreement: Agreement) -> str:
+        return _digest(query, self._split_asked()[0], agreement)
+
     def _answers(self, guard: Guard, agreement: Agreement, data: Data,
                  queries: Mapping[str, bytes]) -> NodeReplies:
         """Replies and refusals."""
@@ -198,13 +202,24 @@ class Node:
                 refused[name] = "", 0, str(error)
                 continue
             first = next(iter(asked.values()), query)
-            reason = _objection(guard, agreement, data, users.index(name), query, first)
+            user = users.index(name)
+            reason = _objection(guard, agreement, data, user, query, first) or guard.unaffordable(
+                data, user, query, self._digest(query, agreement))
             if reason:
                 refused[name] = query.kind, query.round, reason
             else:
-                asked[users.index(name)] = query
+                asked[user] = query
         guard.refuse(self.run, refused)
-        replies, over = self._replies(guard, agreement, data, asked) if asked else ({}, {})
+        replies, over = dict[str, bytes](), dict[str, str]()
+        try:
+            with time_limit(guard.settings.max_seconds):
+                replies, over = self._replies(guard, agreement, data, asked) if asked else ({}, {})
+        except OutOfTime:
+            late = (f"its node has worked on it for {guard.settings.max_seconds:g} seconds, and "
+                    "its owner allows no more (max-seconds)")
+            over = {json.dumps(users.names[k]): late for k in asked}
+            guard.refuse(self.run, {users.names[k]: (query.kind, query.round, late)
+                                    for k, query in asked.items()})
         return NodeReplies(replies, {json.dumps(name): reason
                                      for name, (_, _, reason) in refused.items()} | over)
 
@@ -217,7 +232,7 @@ class Node:
             replace(replies, ragged={})  # a newcomer's model stays with it
         messages = dict(leaving.items())
         encoded = {k: reply.encode() for k, reply in messages.items()}
-        digests = {k: _digest(asked[k], self._split_asked()[0], agreement) for k in messages}
+        digests = {k: self._digest(asked[k], agreement) for k in messages}
         sizes = {k: len(content) for k, content in encoded.items()}
         over = guard.account(self.run, messages, data, digests, sizes)
         left = {k: query for k, query in asked.items() if k not in over}

@@ -316,6 +316,10 @@ class NodeLedger:
                         user, question.rows, answer.question, question.units, question.hessians))
         return reasons
 
+    def over(self, question: Question) -> str:
+        """Why this question is one too many, or an empty text; nothing is entered."""
+        return self._over(question, _text(question.answer.user))
+
     def _over(self, question: Question, user: str) -> str:
         """Why this question is one too many, or an empty text."""
         about = (user, question.rows)
