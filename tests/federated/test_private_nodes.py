@@ -207,3 +207,15 @@ def test_tables_say_names_of_columns_only(tmp_path):
     without = {**config, "clip": "age=0:100, sex=f|m"}
     with pytest.raises(ct.InvalidInput, match=r"numbers|bounds"):
         run(Wire([own], without), without)
+
+
+def test_a_run_that_is_refused_before_anything_is_released_leaves_no_checkpoint(nodes, tmp_path):
+    folder = tmp_path / "checkpoint"
+    wrong = {**CONFIG, "clip": "x0=-6:6, target=-6:6"}  # the recipe has x1, too
+    with pytest.raises(ct.InvalidInput, match="x1"):
+        run(Wire(nodes, wrong), wrong, checkpoint=folder)
+    assert not [file for file in folder.rglob("*") if file.is_file()]
+    fit = run(Wire(nodes, CONFIG), checkpoint=folder)
+    assert fit.solution.status is ct.Status.RELEASED
+    with pytest.raises(ct.InvalidInput, match="another run: its clip is"):  # what was released stays
+        run(Wire(nodes, wrong), wrong, checkpoint=folder)

@@ -12,7 +12,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -65,6 +66,50 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
     for folder in reversed([path, *path.parents]):
         folder.mkdir(mode=0o700, exist_ok=True)
     return path
+
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a folder for one run: a second one meanwhile, also of another process, is refused.
+
+    The system gives the lock back when its process ends, however it ends. A folder that was created
+    for nothing is removed again.
+
+    Raises
+    ------
+    InvalidInput : another run writes there; with its process.
+
+    Example
+    -------
+    >>> with locked("results"):
+    ...     write_atomically("results/run.json", b"{}")
+    """
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - without POSIX locks
+        yield
+        return
+    new = not Path(folder).exists()
+    path = private_folder(folder) / LOCK
+    with open_private(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise InvalidInput(f"another run writes into {folder} (process {file.read() or '?'})",
+                               remedy="Wait until it has ended, or name another folder") from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            if new and not any(Path(folder).iterdir()):
+                Path(folder).rmdir()
 
 
 def open_private(path: str | os.PathLike[str], mode: str = "wb") -> IO[Any]:

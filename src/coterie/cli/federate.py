@@ -4,6 +4,7 @@ write-app: what is done around one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -19,7 +20,7 @@ from typer.core import TyperGroup
 
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import groups_of, many
-from coterie.base.storage import json_ready, plain_cell, write_atomically
+from coterie.base.storage import json_ready, locked, plain_cell, write_atomically
 from coterie.cli import base
 from coterie.cli.base import Arg, Opt, app, console, grid, interruptible, say
 from coterie.data.files import is_input, read_table, row_place
@@ -152,13 +153,16 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
     # Settings that cannot be used are refused before anything is read.
     chooses = Deployment.of(config).chooses
     source = sources.load(config)
-    _check_folder(out, overwrite)
-    lines = (_in_process(source, config, out) if runtime == "local"
-             else _on_flower(len(source.names), config, out, nodes=local_cluster,
-                             virtual=runtime == "flower-sim", timeout=timeout))
-    # 3. The page, and the results in words.
-    if not chooses:  # a fit has written its page
-        _write_page(source, config, out, lines)
+    check_free(out, overwrite=overwrite)
+    with locked(out):  # on Flower, the server holds it from here on
+        _check_folder(out, overwrite)
+    with locked(out) if runtime == "local" else contextlib.nullcontext():
+        lines = (_in_process(source, config, out) if runtime == "local"
+                 else _on_flower(len(source.names), config, out, nodes=local_cluster,
+                                 virtual=runtime == "flower-sim", timeout=timeout))
+        # 3. The page, and the results in words.
+        if not chooses:  # a fit has written its page
+            _write_page(source, config, out, lines)
     _show(out, time.monotonic() - began)
 
 
