@@ -595,7 +595,7 @@ def test_wrong_parameters_are_named(settings, complaint, logistic):
 # ---- clusters of points
 
 def test_points_of_clear_clusters():
-    X, y = make_blobs(90, centers=3, cluster_std=0.4, random_state=2)
+    X, y = make_blobs(90, centers=3, cluster_std=0.25, random_state=2)
     for clusters in (ConvexClustering(), ConvexClustering(3), ConvexClustering(n_clusters=3, loss="huber_distance")):
         labels = clusters.fit_predict(X)
         assert adjusted_rand_score(labels, y) == 1.0

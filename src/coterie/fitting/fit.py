@@ -44,7 +44,7 @@ from coterie.convex.consensus import find_consensus
 from coterie.convex.path import Path, solve_path
 from coterie.data.users import Participants, Split, Users
 from coterie.fitting.given import check_lam_can_be_chosen, fit_given
-from coterie.fitting.judge import Choice, Judge, judge_summaries, judge_wide
+from coterie.fitting.judge import ChooseParts, Chosen, judge_summaries, judge_wide
 from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.result import Fit, SentModels
@@ -159,7 +159,7 @@ def _can_score(split: Split, settings: Settings) -> bool:
 
 
 def fit_source(source: FitSource, settings: Settings, work: Work,
-               judge: Judge = judge_summaries) -> Fit:
+               judge: ChooseParts = judge_summaries) -> Fit:
     """The fit of users wherever their rows are: steps 2 to 6 of the module's text.
 
     Parameters
@@ -179,7 +179,7 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
     sharing = choice.sharing
     known = choices[-1].known  # nothing is learned from held-out rows
     if known is not None and known.one is not None:
-        source.use(with_learned_ridge(source.units, known, sharing))
+        source.use(with_learned_ridge(source.units, known, choices[-1].sharing))
     # 5. Centres of what users share, one model for all, and the problem that they solve.
     work.show("centres of the groups")
     shared, pooled = _find_all(source, choices, settings)
@@ -251,7 +251,7 @@ class Centres:
     gradients: Array
 
 
-def _find_all(source: FitSource, choices: list[Choice],
+def _find_all(source: FitSource, choices: list[Chosen],
               settings: Settings) -> tuple[list[Centres], list[Centres]]:
     """Of every part, the centres of what users share, and one centre: around it the models have the
     covariance of the kind with all rows, and none in the models to compare with.
@@ -271,7 +271,7 @@ def _find_all(source: FitSource, choices: list[Choice],
     return [each[0] for each in found], [each[1] for each in found]
 
 
-def find_centres(source: FitSource, choices: list[Choice], wanted: list[list[Sharing]],
+def find_centres(source: FitSource, choices: list[Chosen], wanted: list[list[Sharing]],
                  settings: Settings) -> list[list[Centres]]:
     """The centres of several kinds of sharing, of all parts in the same rounds.
 
@@ -288,17 +288,20 @@ def find_centres(source: FitSource, choices: list[Choice], wanted: list[list[Sha
         asked = [Around(np.stack([one.trial[one.labels] for one in each], axis=1), own,
                         tuple(one.noise for one in sharings))
                  for each, own, sharings in zip(refined, covariances, wanted, strict=True)]
-        left = 0.0
+        waiting = 0
         for each, answers, at, known in zip(refined, source.around(asked), asked, best,
                                             strict=True):
             for k, one in enumerate(each):
+                enough = _SHARE * settings.tol if k == 0 and each is refined[0] else _ROUGH
+                # What has settled stays: how long others take must not change it.
+                if known[k] is not None and one.excess <= enough:
+                    continue
                 new = Expanded(*(field[:, k] for field in answers))
                 one.take(new.values, new.gradients)
                 here = (one.models[one.labels] == at.centres[:, k]).all(axis=1)
                 known[k] = _merged(known[k], new, here)
-                first = k == 0 and each is refined[0]
-                left = max(left, one.excess / (_SHARE * settings.tol if first else _ROUGH))
-        if left <= 1.0:
+                waiting += one.excess > enough
+        if not waiting:
             break
     return [[Centres(one.labels, one.models, answers.models, answers.values, answers.gradients)
              for one, answers in zip(each, known, strict=True) if answers is not None]
@@ -342,7 +345,7 @@ def _find_wide(source: FitSource, part: int, sharing: Sharing, settings: Setting
 # -- the path that proposed groups, and the problem that is solved
 
 
-def _path(choice: Choice, settings: Settings, work: Work) -> Path | None:
+def _path(choice: Chosen, settings: Settings, work: Work) -> Path | None:
     """The path that proposed the groups, of all users; None for wide models.
 
     Many users are searched by a sample, and their path is drawn at few points.
@@ -394,7 +397,7 @@ def _thinned(path: Path, index: int, most: int) -> tuple[Path, int]:
         keep == index)[0])
 
 
-def _state_problem(source: FitSource, choice: Choice, shared: Centres,
+def _state_problem(source: FitSource, choice: Chosen, shared: Centres,
                    lam: float, settings: Settings) -> Solution:
     """The convex problem of what was chosen, solved by these centres: weights inside the groups and
     none between. The weights are equal, and such that flows prove the groups at this lam.
@@ -428,7 +431,7 @@ def _state_problem(source: FitSource, choice: Choice, shared: Centres,
                     certificate=unproved, status=Status.NO_BOUND, solver="summaries", seconds=0.0)
 
 
-def _local_models(choice: Choice, settings: Settings) -> LocalModels:
+def _local_models(choice: Chosen, settings: Settings) -> LocalModels:
     """Models of users that say who is near whom."""
     known = choice.known
     if known is None:
