@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coterie.base.errors import CoterieWarning, InvalidInput
+from coterie.base.errors import CoterieWarning, Interrupted, InvalidInput
 from coterie.base.labels import group_means
 from coterie.base.machine import one_blas_thread, require_memory
 from coterie.base.types import Array, Ints
@@ -142,6 +142,8 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None,
                     split.train, split.test, learn_units(split.train, settings, units.n_classes))
                 fitted = fit_source(RowsFitSource(units, users, *parts), settings, work,
                                     judge_wide if wide else judge_summaries)
+    except KeyboardInterrupt as stop:
+        raise Interrupted from stop
     except np.linalg.LinAlgError as error:
         raise InvalidInput("the numbers are too large, or of too different sizes, to compute with",
                            remedy="Standardise the columns, and leave out values that are no "
