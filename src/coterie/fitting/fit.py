@@ -49,7 +49,7 @@ from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.settings import Settings
-from coterie.fitting.sources import Around, Expanded, FitSource, Judged, RowsFitSource
+from coterie.fitting.sources import Around, FitSource, Judged, RowsFitSource
 from coterie.fitting.stability import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.units import Units, learn_units
 from coterie.fitting.work import FinishedParts, FitProgress, Work
@@ -70,8 +70,8 @@ from coterie.solvers.base import Point
 _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
 _ABOVE = 1.25  # the weights inside groups, over the least ones at which flows prove the groups
 # Steps to the centres; by how much of itself the objective may exceed its least value: a share of
-# the tolerance, and for models to compare with.
-_STEPS, _SHARE, _ROUGH = 20, 0.02, 1e-3
+# the tolerance, for the model that unknown users get, and for models that only are compared.
+_STEPS, _SHARE, _POOLED, _ROUGH = 20, 0.2, 1e-5, 1e-3
 # Points of the path of many users, and of very many; numbers in all models that make them so; gap.
 _POINTS, _FEW_POINTS, _NUMBERS, _DRAWN = 8, 3, 200_000, 1e-3
 
@@ -279,47 +279,65 @@ def find_centres(source: FitSource, choices: list[Chosen], wanted: list[list[Sha
 
     Users send slopes only; they update the sums of the curvatures known from summaries (BFGS).
     """
-    dim = source.dim
-    covariances = [np.stack([np.zeros((dim, dim)) if one.covariance is None else one.covariance
-                             for one in each]) for each in wanted]
-    refined = [[_begin(source, choice.known, sharing, T)
-                for sharing, T in zip(each, own, strict=True) if choice.known is not None]
-               for choice, each, own in zip(choices, wanted, covariances, strict=True)]
-    best: list[list[Expanded | None]] = [[None] * len(each) for each in refined]
+    zero = np.zeros((source.dim, source.dim))
+    searches = [[_Search(_begin(source, choice.known, sharing), sharing,
+                         zero if sharing.covariance is None else sharing.covariance,
+                         _ROUGH if part else (_POOLED if k else _SHARE * settings.tol))
+                 for k, sharing in enumerate(each)]
+                for part, (choice, each) in enumerate(zip(choices, wanted, strict=True))]
     for _ in range(_STEPS):
-        asked = [Around(np.stack([one.trial[one.labels] for one in each], axis=1), own,
-                        tuple(one.noise for one in sharings))
-                 for each, own, sharings in zip(refined, covariances, wanted, strict=True)]
-        waiting = 0
-        for each, answers, at, known in zip(refined, source.around(asked), asked, best,
-                                            strict=True):
-            for k, one in enumerate(each):
-                enough = _SHARE * settings.tol if k == 0 and each is refined[0] else _ROUGH
-                # What has settled stays: how long others take must not change it.
-                if known[k] is not None and one.excess <= enough:
-                    continue
-                new = Expanded(*(field[:, k] for field in answers))
-                one.take(new.values, new.gradients)
-                here = (one.models[one.labels] == at.centres[:, k]).all(axis=1)
-                known[k] = _merged(known[k], new, here)
-                waiting += one.excess > enough
-        if not waiting:
+        # What has settled stays: how long others take must not change it.
+        asked = [[one for one in each if not one.settled] or each[:1] for each in searches]
+        if all(one.settled for each in asked for one in each):
             break
-    return [[Centres(one.labels, one.models, answers.models, answers.values, answers.gradients)
-             for one, answers in zip(each, known, strict=True) if answers is not None]
-            for each, known in zip(refined, best, strict=True)]
+        answers = source.around([Around(
+            np.stack([one.refined.trial[one.refined.labels] for one in each], axis=1),
+            np.stack([one.covariance for one in each]),
+            tuple(one.sharing.noise for one in each)) for each in asked])
+        for each, answer in zip(asked, answers, strict=True):
+            for k, one in enumerate(each):
+                if not one.settled:
+                    one.take(answer.values[:, k], answer.gradients[:, k])
+    return [[one.centres(sizes) for one in each]
+            for each, sizes in zip(searches, source.sizes, strict=True)]
 
 
-def _merged(old: Expanded | None, new: Expanded, here: Array) -> Expanded:
-    """The answers at the best centres so far."""
-    if old is None:
-        return new
-    return Expanded(*(np.where(here.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-                      for a, b in zip(new, old, strict=True)))
+@dataclass(eq=False)
+class _Search:
+    """The search for the centres of one kind of sharing in one part of the rows."""
+
+    refined: Refining
+    sharing: Sharing
+    covariance: Array
+    enough: float  # excess of the objective at which it ends
+    values: Array | None = None  # (n_users,) at the best centres so far
+
+    @property
+    def settled(self) -> bool:
+        """Whether the best centres are good enough."""
+        return self.values is not None and self.refined.excess <= self.enough
+
+    def take(self, values: Array, gradients: Array) -> None:
+        """Take the answers at the trial."""
+        one, trial = self.refined, self.refined.trial
+        one.take(values, gradients)
+        here = (one.models == trial).all(axis=1)[one.labels]
+        self.values = values if self.values is None else np.where(here, values, self.values)
+
+    def centres(self, sizes: Ints) -> Centres:
+        """The centres; the slope of the envelope P (centre - model) gives the models around them.
+        """
+        one, centres = self.refined, self.refined.models[self.refined.labels]
+        assert self.values is not None
+        noise = 1.0 if self.sharing.noise is None else self.sharing.noise
+        scale = noise / np.maximum(sizes, 1)  # P = scale T^-1
+        models = centres - (one.gradients @ self.covariance) / np.reshape(scale, (-1, 1))
+        return Centres(one.labels, one.models, models, self.values, one.gradients)
 
 
-def _begin(source: FitSource, known: Summaries, sharing: Sharing, covariance: Array) -> Refining:
+def _begin(source: FitSource, known: Summaries | None, sharing: Sharing) -> Refining:
     """The centres of groups by the summaries, to be refined by users' slopes."""
+    assert known is not None
     rows = np.maximum(known.sizes.astype(float), 1e-300)
     certain = rows if sharing.noise is None else rows / sharing.noise
     counted = certain if sharing.count == "rows" else np.full(len(rows), rows.mean())
@@ -327,8 +345,8 @@ def _begin(source: FitSource, known: Summaries, sharing: Sharing, covariance: Ar
     ridge = ridge_of(source.loss, Samples(source.users, source.dim))
     expansions = replace(plain, curvatures=plain.curvatures
                          + certain[:, None, None] * np.diag(ridge))
-    if covariance.any():
-        expansions = expansions.marginal(covariance)[0]
+    if sharing.covariance is not None:
+        expansions = expansions.marginal(sharing.covariance)[0]
     sums = expansions.weighted(counted / certain).sums(sharing.labels)
     return Refining(sharing.labels, counted, solve_damped(sums.curvatures, sums.slopes),
                     sums.curvatures)
