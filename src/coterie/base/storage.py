@@ -12,6 +12,8 @@ import json
 import math
 import os
 import re
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -23,8 +25,8 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 
 _MAGIC = b"coterie checkpoint 1\n"
-# What begins a formula, after apostrophes.
-_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+# What begins a formula, after apostrophes and blanks.
+_FORMULA = re.compile("'*\\s*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False) -> None:
@@ -223,14 +225,20 @@ def unpack(data: bytes, name: str = "checkpoint") -> dict[str, Any]:
         len(_MAGIC):head]:
         raise InvalidInput(f"{name} is damaged, or not a checkpoint of this version",
                            remedy="Begin the run again in another directory")
-    with np.load(io.BytesIO(data[head:]), allow_pickle=False) as saved:
-        plain = json.loads(saved["plain"].tobytes())
+    def join(value: Any, saved: Any) -> Any:
+        if isinstance(value, dict) and set(value) == {""}:
+            return saved[f"a{value['']}"]
+        if isinstance(value, dict):
+            return {key: join(item, saved) for key, item in value.items()}
+        return [join(item, saved) for item in value] if isinstance(value, list) else value
 
-        def join(value: Any) -> Any:
-            if isinstance(value, dict) and set(value) == {""}:
-                return saved[f"a{value['']}"]
-            if isinstance(value, dict):
-                return {key: join(item) for key, item in value.items()}
-            return [join(item) for item in value] if isinstance(value, list) else value
-
-        return join(plain)
+    try:
+        with np.load(io.BytesIO(data[head:]), allow_pickle=False) as saved:
+            unpacked = join(json.loads(saved["plain"].tobytes()), saved)
+            if not isinstance(unpacked, dict):
+                raise TypeError("it holds no values by name")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError, EOFError,
+            zipfile.BadZipFile, zlib.error) as error:
+        raise InvalidInput(f"{name} holds something else than a checkpoint: {error}",
+                           remedy="Begin the run again in another directory") from error
+    return unpacked

@@ -22,7 +22,7 @@ from coterie.base.errors import InvalidInput
 from coterie.base.labels import groups_of, many
 from coterie.base.storage import json_ready, locked, plain_cell, write_atomically
 from coterie.cli import base
-from coterie.cli.base import Arg, Opt, app, console, grid, interruptible, say
+from coterie.cli.base import Arg, Opt, app, console, grid, interruptible, plain, say
 from coterie.data.files import is_input, read_table, row_place
 from coterie.data.users import Users
 from coterie.federated import ALGORITHMS, entry, sources
@@ -423,8 +423,9 @@ def show_log(folder: _Ledger, refused: _Refused = False, last: _Last = 0, delta:
         column.overflow = "fold"
     for line in chosen:
         when = datetime.fromtimestamp(line.time).astimezone().isoformat(" ", "seconds")
-        table.add_row(when, line.run[:8], str(line.round), str(line.user), line.kind,
-                      f"{line.numbers:,}", f"{line.bytes:,}", line.question[:8], line.reason)
+        table.add_row(when, plain(line.run[:8]), str(line.round), plain(str(line.user)), line.kind,
+                      f"{line.numbers:,}", f"{line.bytes:,}", line.question[:8],
+                      plain(line.reason))
     console.print(table)
     left = [line for line in lines if not line.reason]
     say(f"{len(left):,} answers with {sum(line.numbers for line in left):,} numbers left, "
