@@ -219,3 +219,27 @@ def test_a_run_that_is_refused_before_anything_is_released_leaves_no_checkpoint(
     assert fit.solution.status is ct.Status.RELEASED
     with pytest.raises(ct.InvalidInput, match="another run: its clip is"):  # what was released stays
         run(Wire(nodes, wrong), wrong, checkpoint=folder)
+
+
+def test_levels_that_no_row_has_are_refused_before_anything_is_spent(tmp_path, caplog):
+    from coterie.federated.runtimes.nodes import LocalNodes
+    from coterie.federated.sources import Table
+
+    rng = np.random.default_rng(0)
+    frame = polars.DataFrame({"who": ["a", "b"] * 40, "saturday": [k % 3 == 0 for k in range(80)],
+                              "y": rng.normal(size=80)})
+    for levels, good in (("no|yes", False), ("false|true", True)):
+        config = {"epsilon": 8.0, "user": "who", "target": "y", "clip": f"saturday={levels}, y=-3:3"}
+        deployment = Deployment.of(config)
+        nodes = LocalNodes([Table(frame=frame, user="who", target="y")])
+        if good:
+            assert fit_federation(nodes, deployment, deployment.fit, None, deployment.privacy).n_clusters
+            continue
+        with pytest.raises(ct.InvalidInput, match=r"levels 'no', 'yes' is .*which has 'false', 'true'.*saturday"):
+            fit_federation(nodes, deployment, deployment.fit, None, deployment.privacy)
+        assert nodes.keeper.spending(1e-5) == {}
+        frame.write_csv(tmp_path / "t.csv")  # a node says nothing of its rows, but to its owner
+        own = {"data": "csv", "path": str(tmp_path / "t.csv"), "user": "who", "target": "y", "budget-delta": 1e-5,
+               "ledger-dir": str(tmp_path / "ledger"), "budget-epsilon": 8.0}
+        assert run(Wire([own], config), config).n_clusters
+        assert "None of the levels 'no', 'yes'" in caplog.text

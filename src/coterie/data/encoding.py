@@ -297,6 +297,26 @@ class Recipe:
             X, y, names = X[rows], None if y is None else y[rows], [names[row] for row in rows]
         return Users.from_arrays(X, y, names, feature_names=self.feature_names)
 
+    def check_levels(self, frame: Any) -> None:
+        """Refuse a table that has none of the levels of a column: they mean something else there.
+
+        Raises
+        ------
+        InvalidInput : with the column, its levels, and what the table has instead.
+        """
+        for column in self.columns:
+            if column.kind != "category":
+                continue
+            cells = read_cells(frame[column.name], parse=False)
+            texts, codes = as_texts(cells)
+            levels = (*([] if column.reference is None else [column.reference]), *column.levels)
+            known = positions(levels, cells)
+            seen = [texts[code] for code in np.unique(codes[~cells.missing])]
+            if seen and not any(text in known for text in seen):
+                raise InvalidInput(f"None of the levels {show(*levels)} is in the table, which has "
+                                   f"{show(*seen[:3])}", where=f"column {column.name!r}",
+                                   remedy="Name the levels as they are written there")
+
     def _answers(self, frame: Any, owned: Flags, lenient: bool) -> tuple[Array, Flags]:
         """Targets as numbers, and which rows have one; new classes are refused in rows that have a
         user.

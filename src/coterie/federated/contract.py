@@ -11,6 +11,7 @@ answer nothing.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -19,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, Refused, require
+from coterie.base.errors import CoterieError, InvalidInput, Refused, require
 from coterie.data.encoding import Recipe
 from coterie.data.summary import MOST_LEVELS, TASKS
 from coterie.data.users import Users
@@ -30,6 +31,7 @@ from coterie.federated.protocol.messages import KINDS
 from coterie.federated.settings import by_present_names, key_of
 from coterie.federated.sources import Table
 
+log = logging.getLogger("coterie.federated")
 ARGS = "args."  # begins the names of settings of the owner's own data function
 #: Rows that a level needs to be told apart, unless the owner says otherwise: means of one or two
 #: rows are the rows.
@@ -353,6 +355,11 @@ class Contract:
             return agreement.given(source, known=known)
         if isinstance(source, Users):
             source = _harmless(source, agreement.signs)
+        elif agreement.recipe is not None:
+            try:
+                agreement.recipe.check_levels(source.frame)
+            except CoterieError as error:  # a fact of the rows, for the owner alone
+                log.error("a release will be of nothing: %s", error)
         return agreement.given(source, lenient=True)
 
 

@@ -34,6 +34,7 @@ from coterie.federated.private.policy import composed, epsilon_of, mu_of
 
 FILE = "ledger.db"
 _MOST_RELEASES = 100  # of one user; a run needs three, and each is kept for ever
+_DELTA = 1e-5  # of the words, where the owner has named none
 _ROUNDING = 1 + 1e-12  # relative: two releases of budget / sqrt(2) are within the budget
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS releases (user TEXT, key TEXT, mu REAL NOT NULL, data BLOB NOT NULL,
@@ -224,11 +225,10 @@ class NodeLedger:
         if not self.budget:
             return ("the owner of the node has set no privacy budget (budget-epsilon and "
                     "budget-delta)")
-        if self.promise is None:
-            return "the privacy budget of the user is spent"
-        epsilon, delta = self.promise
+        delta = _DELTA if self.promise is None else self.promise[1]
+        epsilon = epsilon_of(self.budget, delta) if self.promise is None else self.promise[0]
         return (f"the privacy budget of the user is spent: with this release epsilon would be "
-                f"{epsilon_of(total, delta):.3g}, and its owner allows {epsilon:g} at delta = "
+                f"{epsilon_of(total, delta):.3g}, and its owner allows {epsilon:.6g} at delta = "
                 f"{delta:g}")
 
     def _count(self, user: Any) -> int:
