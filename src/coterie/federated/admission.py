@@ -1,7 +1,8 @@
 """Which nodes can learn together: those whose data are of one kind.
 
-A node that does not fit most others is set aside by name, with the reason, and the others go on. If
-it cannot be said which of them does not fit, nobody is.
+Where nodes are apart, each of its own owner, one that does not fit most others is set aside by
+name, with the reason, and the others go on. If it cannot be said which of them does not fit, or all
+data are here and can be corrected, the run ends with an error that names both.
 """
 
 from __future__ import annotations
@@ -50,8 +51,13 @@ def columns_of(node: Introduced) -> tuple[str, ...] | None:
 
 
 def of_one_kind(nodes: Sequence[tuple[str, _Node]],
-                ) -> tuple[list[tuple[str, _Node]], dict[Any, str]]:
+                apart: bool = True) -> tuple[list[tuple[str, _Node]], dict[Any, str]]:
     """The nodes whose data can be used together, and for the users of the others the reason.
+
+    Parameters
+    ----------
+    nodes : with the name of each.
+    apart : whether one that does not fit is set aside.
 
     Raises
     ------
@@ -72,7 +78,7 @@ def of_one_kind(nodes: Sequence[tuple[str, _Node]],
         why = (f"The nodes have different columns: {', '.join(one.features)} ({first}) and "
                f"{', '.join(other.features)} ({label})")
         remedy = "Give all of them the same features in the same order."
-    if 2 * many <= len(nodes):
+    if not apart or 2 * many <= len(nodes):
         raise Incompatible(f"{why}. {remedy}")
     log.warning("%d node(s) are set aside, which do not fit the others: %s", len(others), why)
     return kept, {name: "its node has other data than most nodes: " + why for _, node in others
@@ -80,10 +86,15 @@ def of_one_kind(nodes: Sequence[tuple[str, _Node]],
 
 
 def recipe_of(nodes: Sequence[tuple[str, _Node]],
-              ) -> tuple[Recipe, list[tuple[str, _Node]], dict[Any, str]]:
+              apart: bool = True) -> tuple[Recipe, list[tuple[str, _Node]], dict[Any, str]]:
     """The recipe of all tables, of which nodes it is, and for users of others the reason.
 
     A table that does not fit is left out if it is the only one, and there are two others.
+
+    Parameters
+    ----------
+    nodes : with the name of each.
+    apart : whether one that does not fit is set aside.
 
     Raises
     ------
@@ -100,7 +111,7 @@ def recipe_of(nodes: Sequence[tuple[str, _Node]],
         return together(), list(nodes), {}
     except InvalidInput as error:
         fits = dict[int, Recipe]()
-        for k in range(len(tables) if 3 <= len(tables) <= _FEW_TABLES else 0):
+        for k in range(len(tables) if apart and 3 <= len(tables) <= _FEW_TABLES else 0):
             with contextlib.suppress(InvalidInput):
                 fits[k] = together(k)
         if len(fits) != 1:

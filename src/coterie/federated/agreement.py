@@ -322,7 +322,7 @@ def agree(runtime: Carrier, deployment: Deployment, fit: Settings | None = None,
     if privacy is not None and tables:
         recipe = public_recipe(tables, deployment, privacy)
     elif nodes[0][1].summary is not None:
-        recipe, nodes, reasons = recipe_of(nodes)
+        recipe, nodes, reasons = recipe_of(nodes, getattr(runtime, "apart", False))
         agreement = agreement.without(reasons) if reasons else agreement
     if recipe is not None:
         agreement = replace(agreement, recipe=recipe, features=recipe.feature_names)
@@ -346,7 +346,8 @@ def introduce(runtime: Carrier, n_users: int,
     """What the nodes say of themselves, and an agreement on who takes part; of prepared numbers
     also on columns.
     """
-    nodes, reasons = of_one_kind(runtime.gather(n_users, wait))
+    apart: bool = getattr(runtime, "apart", False)
+    nodes, reasons = of_one_kind(runtime.gather(n_users, wait), apart)
     names = in_order(name for _, node in nodes for name in node.names)
     return nodes, Agreement(names=names, features=columns_of(nodes[0][1]) or (),
                             run=uuid.uuid4().hex, refused={**runtime.refused, **{

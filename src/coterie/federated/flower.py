@@ -96,6 +96,8 @@ class FlowerRuntime:
     it said so loses it to the next one that says so, and is set aside with all its users.
     """
 
+    apart = True  # nodes are of different owners
+
     def __init__(self, grid: Grid, config: Mapping[str, Any], *, deadline: float,
                  poll: float = 0.1, max_users: int = CONFIG["max-users"]) -> None:
         self.max_users = max_users
