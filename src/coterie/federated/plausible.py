@@ -28,7 +28,7 @@ from coterie.base.errors import Incompatible
 from coterie.base.types import Array, Flags
 from coterie.data.users import Moments
 from coterie.federated.protocol.messages import SCHEMAS, Batch, Message, square
-from coterie.losses import Huber, HuberDistance, Loss
+from coterie.losses import Loss
 
 log = logging.getLogger("coterie.federated")
 
@@ -190,7 +190,7 @@ def exact_steps(loss: Loss) -> bool:
     """Whether proximal points are exact enough for the gradients that follow from them; where
     curvature jumps from zero to its largest value, honest ones are not.
     """
-    return not isinstance(loss.own_loss, (Huber, HuberDistance))
+    return loss.own_loss.delta is None
 
 
 @np.errstate(over="ignore", invalid="ignore")

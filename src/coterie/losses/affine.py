@@ -16,9 +16,9 @@ The losses themselves are in `coterie.losses.linear` and `coterie.losses.linear`
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -70,10 +70,10 @@ class AffineLoss(BlockLoss):
     [True]
     """
 
+    affine: ClassVar[bool] = True
     ridge: float = 1e-3
     intercept: bool = True
     penalize_intercept: bool | float = False
-    intercept_sign: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.ridge) and self.ridge >= 0):
@@ -92,6 +92,10 @@ class AffineLoss(BlockLoss):
         return Frame.of(users, centred=self.free_intercept,
                         sign=self.intercept_sign * self.intercept, outputs=outputs,
                         level=self.neutral(users) if self.free_intercept else None)
+
+    def with_ridge(self, ridge: float, penalize_intercept: float | None = None) -> Self:
+        share = self.penalize_intercept if penalize_intercept is None else penalize_intercept
+        return replace(self, ridge=ridge, penalize_intercept=share)
 
     def neutral(self, users: Users) -> Array:
         """(n_users,) the margin that knows a user's targets but no features; 0 for classes."""
@@ -123,11 +127,9 @@ class AffineLoss(BlockLoss):
 
     def ridge_bounds(self, bounds: DualBounds, samples: Samples, slopes: Array,
                      about: Array | None) -> DualBounds:
-        """The dual bounds, and where they are infinite those of the ridge alone.
-
-        With phi >= 0, f(x) >= 1/2 sum_k c_k x_k^2 gives f*(u) <= sum_k u_k^2 / (2 c_k). It is the
-        conjugate where phi vanishes in the limit only: samples of one class, and a slope 0 of the
-        intercept.
+        """As for any loss. With phi >= 0, f(x) >= 1/2 sum_k c_k x_k^2 gives f*(u) <= sum_k u_k^2 /
+        (2 c_k). It is the conjugate where phi vanishes in the limit only: samples of one class, and
+        a slope 0 of the intercept.
         """
         rows = np.flatnonzero(np.isinf(bounds.values)) if self.least >= 0 \
             else np.empty(0, dtype=np.intp)
@@ -144,9 +146,6 @@ class AffineLoss(BlockLoss):
         return out
 
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
-        """(dim,) the share of the ridge on each coordinate: 1, and for intercepts (one for each
-        output) `penalize_intercept`.
-        """
         share = np.ones(dim)
         if self.intercept:
             share[dim - outputs:] = float(self.penalize_intercept)

@@ -13,16 +13,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.types import Array, Flags, Indices
+from coterie.data.summary import Task
 from coterie.data.users import Participants, Users
 from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum, minimise, possible_gains, solve_scaled
+
+if TYPE_CHECKING:
+    from coterie.losses.personal import Personal
 
 _EPSILON = float(np.finfo(float).eps)
 # a residual this small beside the terms it is the difference of is zero but for rounding.
@@ -108,6 +112,24 @@ class Loss(ABC):
     quadratic: ClassVar[bool] = False
     # Whether a user's loss counts as often as it has rows.
     counts_rows: ClassVar[bool] = False
+
+    # -- traits: what others ask instead of a type; a class says what differs from these
+    # The task that a fit offers the loss for; None for none.
+    task: ClassVar[Task | None] = None
+    # Whether models act on a sample through <w, a> + sign b, with a ridge, as `AffineLoss` has it.
+    affine: ClassVar[bool] = False
+    ridge: float = 0.0
+    intercept: bool = False
+    intercept_sign: ClassVar[float] = 1.0
+    # Half the squared residuals of targets, those beyond `delta` counted linearly: second moments
+    # of the rows say (nearly) everything.
+    least_squares: ClassVar[bool] = False
+    delta: float | None = None  # a residual from which on the loss is linear
+    signs: ClassVar[bool] = False  # whether targets are the classes -1 and +1
+    multiclass: ClassVar[bool] = False  # whether they are class numbers, with outputs for each
+    n_classes: int | None = None  # where they are, and it is known
+    # Whether margins are logarithms of the odds of classes.
+    log_odds: ClassVar[bool] = False
 
     @abstractmethod
     def dim(self, users: Participants) -> int:
@@ -398,6 +420,12 @@ class Loss(ABC):
             z = self._refined(samples, z[again], u[rows], who[rows])
         return best
 
+    def ridge_bounds(self, bounds: DualBounds, samples: Samples, slopes: Array,
+                     about: Array | None) -> DualBounds:
+        """The dual bounds, and where they are infinite those of the ridge alone, if there is one.
+        """
+        return bounds
+
     def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array,
                      enough: float) -> DualBounds:
         """`dual_bounds` of all users that may be loose by `enough` times the sum of their losses,
@@ -475,8 +503,69 @@ class Loss(ABC):
 
     @property
     def own_loss(self) -> Loss:
-        """The loss of `own_models`, by which they are compared on other rows."""
+        """The loss of `own_models`, by which they are compared on other rows: without what wraps
+        it.
+        """
         return self
+
+    @property
+    def stated(self) -> Loss:
+        """The loss as its users evaluate it, where only they can."""
+        return self
+
+    @property
+    def personal(self) -> Personal | None:
+        """The loss itself where models that predict lie around those of the problem."""
+        return None
+
+    @property
+    def rows_per_user(self) -> float | Array | None:
+        """The rows that count as one user; None where a user counts as one."""
+        return None
+
+    @property
+    def scales(self) -> Array | None:
+        """(n_users,) what leaving the centre costs, where users differ in it."""
+        return None
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether this is the likelihood of targets with normal noise, of a variance to be learned.
+        """
+        return self.least_squares and self.delta is None
+
+    def with_ridge(self, ridge: float, penalize_intercept: float | None = None) -> Self:
+        """The same loss with another ridge, and another share of it on the intercept if given.
+
+        Raises
+        ------
+        Incompatible : where the loss has none.
+        """
+        raise Incompatible(f"{type(self).__name__} has no ridge. Set ridge to 0.")
+
+    def in_unit(self, unit: float) -> Self:
+        """The same loss for targets that are divided by `unit`."""
+        return self
+
+    def shrunk(self, dim: int, outputs: int = 1) -> Array:
+        """(dim,) the share of the ridge on each coordinate: 1, and for intercepts (one for each
+        output) `penalize_intercept`; 0 where the loss has no ridge.
+        """
+        return np.zeros(dim)
+
+    def margin_of(self, mean: float) -> float:
+        """The intercept that fits a mean target alone, where it is known; else 0."""
+        return 0.0
+
+    def shares(self, t: Array) -> Array:
+        """The share of the class +1 at margins t, where targets are `signs`."""
+        raise Incompatible(f"{type(self).__name__} has no classes -1 and +1.")
+
+    def squares(self, users: Users, models: Array) -> Array:
+        """(n_users,) the sum over rows of slope^2 / curvature at the users' models (Pearson's
+        statistic); 0 but for counts.
+        """
+        return np.zeros(users.n_users)
 
     def decision(self, features: Array, models: Array) -> Array:
         """What a model says of a sample, row by row: a margin, a mean, or one number per class.

@@ -350,6 +350,10 @@ class Weighted(Loss):
     def own_loss(self) -> Loss:
         return self.loss.own_loss
 
+    @property
+    def rows_per_user(self) -> float | Array:
+        return self.unit
+
     def _weights(self, samples: Samples, users: Indices | None) -> Array:
         weights = np.asarray(samples.users.sizes / self.unit)
         return weights if users is None else weights[users]
@@ -443,8 +447,20 @@ class Remote(Loss):
         raise Incompatible("The data are with their users, so their losses cannot be evaluated "
                            "here.")
 
+    @property
+    def own_loss(self) -> Loss:
+        return self.loss.own_loss
+
+    @property
+    def stated(self) -> Loss:
+        return self.loss
+
+    @property
+    def rows_per_user(self) -> float | Array | None:
+        return self.loss.rows_per_user
+
     def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
-        if type(self.loss).own_models is not Loss.own_models:
+        if self.loss.personal is not None:
             raise Incompatible("Users compute their personal models from their own data, which are "
                                "not here.")
         return models

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Indices
 from coterie.data.users import Participants, Users
-from coterie.losses.affine import AffineLoss
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
 from coterie.losses.curvature import EnvelopeCurvature, WideEvaluation
 from coterie.losses.frame import Frame
@@ -178,6 +177,18 @@ class Personal(Loss):
     def own_loss(self) -> Loss:
         return self.loss.own_loss
 
+    @property
+    def personal(self) -> Personal:
+        return self
+
+    @property
+    def rows_per_user(self) -> float | Array | None:
+        return self.loss.rows_per_user
+
+    @property
+    def scales(self) -> Array | None:
+        return self.scale if isinstance(self.scale, np.ndarray) else None
+
     def evaluate(self, samples: Samples, models: Array, order: int = 2,
                  users: Indices | None = None) -> Evaluation:
         samples = _personal(samples)
@@ -302,7 +313,7 @@ class Personal(Loss):
         metric = samples.metric.take(users)
         u = metric.bounded(slopes)
         # Free intercepts of users with one class run off.
-        if metric.free.any() and isinstance(self.loss, AffineLoss):
+        if metric.free.any():
             inner = self.loss.ridge_bounds(inner, samples.inner, u, about)
         with np.errstate(over="ignore", invalid="ignore"):
             price = 0.5 * metric.covariances(u)

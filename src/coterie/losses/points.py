@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from coterie.base.types import Array, Indices
+from coterie.data.summary import Task
 from coterie.data.users import Block, Participants, Users
 from coterie.losses.base import (
     NOISE,
@@ -25,6 +26,8 @@ from coterie.losses.frame import Frame
 
 class _Point(BlockLoss):
     """The model is itself a point, compared with the user's rows; targets, if any, are ignored."""
+
+    task: ClassVar[Task | None] = "clustering"
 
     def dim(self, users: Participants) -> int:
         return users.n_features

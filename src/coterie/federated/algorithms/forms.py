@@ -32,7 +32,7 @@ import numpy.typing as npt
 from coterie.base.errors import Incompatible
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.protocol.messages import Batch, Ragged, square, triangle
-from coterie.losses import AffineLoss, Loss, Samples
+from coterie.losses import Loss, Samples
 from coterie.losses.curvature import RowCurvature, RowTerms, Span, SpanCurvature
 from coterie.losses.derived import Quadratic, SpanQuadratic
 
@@ -178,7 +178,7 @@ def traces_of(replies: Batch, dim: int) -> Array:
 
 def row_length(loss: Loss, n_features: int, dim: int) -> int:
     """The length p of the rows that models of dim = p k coordinates with k outputs act on."""
-    p = n_features + (loss.intercept if isinstance(loss, AffineLoss) else 0)
+    p = n_features + loss.intercept
     return p if p and dim % p == 0 else dim
 
 
@@ -495,7 +495,7 @@ def _rounded(rows: SpanRows, ridge: float) -> Array:
 def evaluated(loss: Loss, samples: Samples, models: Array, users: Ints) -> tuple[Array, Array,
         Array | RowCurvature]:
     """Values, gradients and Hessians of some users; Hessians of wide models are operators."""
-    if isinstance(loss, AffineLoss) and loss.wide(samples):
+    if loss.affine and loss.wide(samples):
         values, gradients, curvature = loss.expand(samples, models, users)
         assert isinstance(curvature, RowCurvature)
         return values, gradients, curvature

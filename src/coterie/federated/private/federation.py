@@ -44,7 +44,6 @@ from coterie.federated.settings import Deployment
 from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, make_loss
-from coterie.losses import Personal
 from coterie.problem.solution import Status
 
 PrivateTask = Literal["regression", "classification"]
@@ -291,8 +290,9 @@ def _send_home(session: Session, fitted: Fit, known: Effective, units: Units,
     shapes, dispersion = [_AROUND * np.eye(dim), intercept], 1.0
     if units.task == "regression":
         dispersion = known.plain_noise / fitted.units.spread**2
-    if isinstance(fitted.solution.problem.loss, Personal):
-        covariance = np.asarray(fitted.solution.problem.loss.covariance)
+    personal = fitted.solution.problem.loss.personal
+    if personal is not None:
+        covariance = np.asarray(personal.covariance)
         shapes.append(covariance / max(float(np.trace(covariance)), 1e-300) * dim * _AROUND)
     asked = Batch("home", session.turn, np.arange(len(session.names)),
                   {"centre": sent.centres[fitted.labels]},
