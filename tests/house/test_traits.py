@@ -10,7 +10,7 @@ from coterie.losses import Loss
 
 SOURCE = Path(__file__).parents[2] / "src" / "coterie"
 
-MOST = 14
+MOST = 18
 
 
 def kinds(kind: type = Loss) -> set[str]:

@@ -416,8 +416,8 @@ def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
              else project(solution.duals, problem.radii))
     slopes, about = -graph.divergence(duals), reference(graph, solution.models)
     shared, ragged = dict[str, Array](), dict[str, Ragged]()
-    if loss.personal is not None:
-        shared["covariance"] = triangle(np.asarray(loss.personal.covariance)[None])
+    if loss.covariance is not None:
+        shared["covariance"] = triangle(np.asarray(loss.covariance)[None])
         if loss.scales is not None:
             ragged["noise"] = Ragged.of(loss.scales * sizes, np.ones(n, dtype=np.int64))
     asked = {"model": solution.models, "slope": slopes / counted[:, None], "anchor": about}
@@ -442,9 +442,9 @@ def _unwrapped(loss: Loss, sizes: Ints) -> tuple[Loss, Array]:
     if loss.rows_per_user is None:
         return loss, np.ones(len(sizes))
     counted = np.asarray(sizes / loss.rows_per_user)
-    if loss.personal is not None:
-        price = np.asarray(loss.personal.scale) / np.maximum(counted, 1e-300)
-        return Personal(own, covariance=loss.personal.covariance, scale=price), counted
+    if isinstance(loss, Personal):
+        price = np.asarray(loss.scale) / np.maximum(counted, 1e-300)
+        return Personal(own, covariance=loss.covariance, scale=price), counted
     return own, counted
 
 

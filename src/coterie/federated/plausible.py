@@ -190,7 +190,7 @@ def exact_steps(loss: Loss) -> bool:
     """Whether proximal points are exact enough for the gradients that follow from them; where
     curvature jumps from zero to its largest value, honest ones are not.
     """
-    return loss.own_loss.delta is None
+    return loss.own_loss.delta == np.inf
 
 
 @np.errstate(over="ignore", invalid="ignore")

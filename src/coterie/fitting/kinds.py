@@ -146,9 +146,9 @@ def wide_models(loss: Loss, samples: Samples, labels: Ints, count: Count,
     """
     weights = samples.users.sizes / samples.users.sizes.mean() if count == "rows" \
         else np.ones(samples.n_users)
-    if loss.personal is not None:
+    if isinstance(loss, Personal):
         assert isinstance(samples, PersonalSamples)
-        return fit_models(loss.personal.loss, samples.inner, labels, weights,
+        return fit_models(loss.loss, samples.inner, labels, weights,
                           samples.metric.prices[:, 0], start, accurate)
     return fit_models(loss, samples, labels, weights, None, start, accurate)
 
@@ -168,20 +168,20 @@ def loss_of_newcomers(loss: Loss, users: Participants, newcomers: Participants) 
     """The loss of a problem for others than its users: where every user has a price of leaving its
     centre, they have that of a user with the noise of a typical one.
     """
-    personal, scales, unit = loss.personal, loss.scales, loss.rows_per_user
-    if personal is None or scales is None:
+    scales, unit = loss.scales, loss.rows_per_user
+    if scales is None or not isinstance(loss, Personal):
         return loss
     if unit is not None:  # the price is that of one row
         counted = Weighted(loss=loss.own_loss, unit=float(np.median(unit)))
-        return replace(personal, loss=counted, scale=float(np.median(scales)))
+        return replace(loss, loss=counted, scale=float(np.median(scales)))
     noise = float(np.median(scales * users.sizes))
-    return replace(personal, scale=noise / np.maximum(newcomers.sizes, 1))
+    return replace(loss, scale=noise / np.maximum(newcomers.sizes, 1))
 
 
 def kind_of(loss: Loss, labels: Ints) -> Kind:
     """The kind of models that this loss and these groups give."""
     n_groups = int(labels.max()) + 1
-    if loss.stated.personal is not None:
+    if loss.stated.personal:
         return "personal" if n_groups == 1 else "personal in groups"
     return "one model" if n_groups == 1 else "alone" if n_groups == len(labels) else "groups"
 

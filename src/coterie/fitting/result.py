@@ -314,7 +314,7 @@ class Fit(Accounted, PredictsRows):
         joined = (self._join(newcomers, likeliest) if automatic
                   else self.solution.personalize(newcomers))
         # The price of leaving the centre is the same as for the others.
-        if loss.personal is not None:
+        if loss.personal:
             return joined._replace(models=loss.own_models(samples, self.centres[likeliest]))
         return joined._replace(models=np.where((joined.clusters >= 0)[:, None],
                                                self.centres[joined.clusters], joined.models))

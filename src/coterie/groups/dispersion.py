@@ -72,7 +72,7 @@ def without_outliers(users: Users, loss: Loss) -> tuple[Users, Loss]:
     # one.
     pull = max(1e-3, 0.5 * (loss.dim(users) * users.n_users / users.n_samples) ** 2)
     delta = loss.delta
-    if delta is None:
+    if delta == np.inf:
         deviation, heavy = _tails(huber, users.take(sample_users(users.n_users)), pull)
         if not heavy:
             return users, loss
@@ -153,25 +153,6 @@ def _variance(loss: Loss, users: Users, samples: Samples) -> float:
         if abs(s - before) <= 0.01 * s:
             break
     return s
-
-
-def score_sums(loss: LinearLoss, users: Users, samples: Samples, centres: Array, covariance: Array,
-               inverse: Array,
-               scale: float) -> Array:
-    """(n_users, 2) what each user adds to the two sums of the ratio for Poisson, at its most likely
-    model.
-
-    `inverse` is that of the summed curvature of all users.
-    """
-    rows = loss.design(users.features, np.ones(users.n_samples, dtype=bool))
-    plain = loss.with_ridge(0.0)
-    models = find_modes(plain, samples, users.counts / scale, centres, covariance, centres)
-    margins = plain.decision(users.features, models[users.owner])
-    assert users.targets is not None
-    c = (rows @ inverse * rows).sum(axis=1)
-    parts = (plain.slope(margins, users.targets) ** 2 * c,
-             plain.curvature(margins, users.targets) * c)
-    return np.stack([np.bincount(users.owner, part, users.n_users) for part in parts], axis=1)
 
 
 def _score_ratio(loss: LinearLoss, users: Users, samples: Samples) -> float:

@@ -359,12 +359,6 @@ class LinearLoss(AffineLoss):
             hessians[:, diagonal, diagonal] += ridges
         return Evaluation(values, gradients, hessians)
 
-    def row_values(self, features: Array, targets: Array, models: Array) -> Array:
-        """(n_rows, k) phi of every row at each of k models."""
-        p = features.shape[1]
-        levels = self.intercept_sign * models[:, p:].sum(axis=1)  # no intercept, or one
-        return self.value(features @ models[:, :p].T + levels, targets[:, None])
-
     def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:
         a, y, weights = block.features, block.targets, block.weights
         ridges = self.ridges(block, models.shape[1])

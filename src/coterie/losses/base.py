@@ -13,9 +13,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.types import Array, Flags, Indices
@@ -24,9 +25,6 @@ from coterie.data.users import Participants, Users
 from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum, minimise, possible_gains, solve_scaled
-
-if TYPE_CHECKING:
-    from coterie.losses.personal import Personal
 
 _EPSILON = float(np.finfo(float).eps)
 # a residual this small beside the terms it is the difference of is zero but for rounding.
@@ -124,10 +122,13 @@ class Loss(ABC):
     # Half the squared residuals of targets, those beyond `delta` counted linearly: second moments
     # of the rows say (nearly) everything.
     least_squares: ClassVar[bool] = False
-    delta: float | None = None  # a residual from which on the loss is linear
+    delta: float = np.inf  # a residual from which on the loss is linear
     signs: ClassVar[bool] = False  # whether targets are the classes -1 and +1
     multiclass: ClassVar[bool] = False  # whether they are class numbers, with outputs for each
     n_classes: int | None = None  # where they are, and it is known
+    # Whether models that predict lie around those of the problem, and how far.
+    personal: ClassVar[bool] = False
+    covariance: npt.ArrayLike | None = None
     # Whether margins are logarithms of the odds of classes.
     log_odds: ClassVar[bool] = False
 
@@ -514,11 +515,6 @@ class Loss(ABC):
         return self
 
     @property
-    def personal(self) -> Personal | None:
-        """The loss itself where models that predict lie around those of the problem."""
-        return None
-
-    @property
     def rows_per_user(self) -> float | Array | None:
         """The rows that count as one user; None where a user counts as one."""
         return None
@@ -532,7 +528,7 @@ class Loss(ABC):
     def gaussian(self) -> bool:
         """Whether this is the likelihood of targets with normal noise, of a variance to be learned.
         """
-        return self.least_squares and self.delta is None
+        return self.least_squares and self.delta == np.inf
 
     def with_ridge(self, ridge: float, penalize_intercept: float | None = None) -> Self:
         """The same loss with another ridge, and another share of it on the intercept if given.

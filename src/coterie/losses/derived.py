@@ -460,7 +460,7 @@ class Remote(Loss):
         return self.loss.rows_per_user
 
     def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
-        if self.loss.personal is not None:
+        if self.loss.personal:
             raise Incompatible("Users compute their personal models from their own data, which are "
                                "not here.")
         return models

@@ -522,4 +522,5 @@ def flat(loss: Loss, samples: Samples) -> Flat | None:
         return Flat(*samples.flat, zeros, zeros + 1.0, kind, 0.0, 1.0)
     ridges = loss.ridge * loss.shrunk(samples.dim)
     steepest = float(loss.max_curvature) if np.isfinite(loss.max_curvature) else 0.0
-    return Flat(*samples.flat, ridges, ridges, kind, loss.delta or 0.0, steepest)
+    return Flat(*samples.flat, ridges, ridges, kind, loss.delta if np.isfinite(loss.delta) else 0.0,
+                steepest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +98,7 @@ class Personal(Loss):
     [[0.75], [1.25], [8.0]]
     """
 
+    personal: ClassVar[bool] = True
     loss: Loss
     metric: Form | None = None
     covariance: Form | None = field(default=None, kw_only=True)
@@ -176,10 +177,6 @@ class Personal(Loss):
     @property
     def own_loss(self) -> Loss:
         return self.loss.own_loss
-
-    @property
-    def personal(self) -> Personal:
-        return self
 
     @property
     def rows_per_user(self) -> float | Array | None:

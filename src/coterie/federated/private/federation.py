@@ -290,9 +290,8 @@ def _send_home(session: Session, fitted: Fit, known: Effective, units: Units,
     shapes, dispersion = [_AROUND * np.eye(dim), intercept], 1.0
     if units.task == "regression":
         dispersion = known.plain_noise / fitted.units.spread**2
-    personal = fitted.solution.problem.loss.personal
-    if personal is not None:
-        covariance = np.asarray(personal.covariance)
+    if fitted.solution.problem.loss.covariance is not None:
+        covariance = np.asarray(fitted.solution.problem.loss.covariance)
         shapes.append(covariance / max(float(np.trace(covariance)), 1e-300) * dim * _AROUND)
     asked = Batch("home", session.turn, np.arange(len(session.names)),
                   {"centre": sent.centres[fitted.labels]},

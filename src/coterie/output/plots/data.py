@@ -175,7 +175,7 @@ class View:
         if self.sent is not None and shown:
             return self.sent.centres
         firsts = self.path[index].models[np.unique(labels, return_index=True)[1]]
-        if not self.refitted or (not shown and problem.loss.personal is not None):
+        if not self.refitted or (not shown and problem.loss.personal):
             return firsts
         key = labels.tobytes()
         if key not in self._centres:

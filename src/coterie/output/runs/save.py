@@ -253,8 +253,8 @@ def _loss_parts(problem: Problem) -> dict[str, Any]:
     """
     parts: dict[str, Any] = dict.fromkeys(("unit", "covariance", "scale", "noise"))
     loss, parts["unit"] = problem.loss.stated, problem.loss.rows_per_user
-    if loss.personal is not None and loss.personal.covariance is not None:
-        parts["covariance"] = np.asarray(loss.personal.covariance)
+    if loss.covariance is not None:
+        parts["covariance"] = np.asarray(loss.covariance)
     if loss.scales is not None:
         sizes, scale = problem.users.data.sizes, loss.scales
         # What every row counts is in the scale.
