@@ -91,8 +91,7 @@ class RecoveryBounds:
                     "with different models.")
         elif self.lower > self.upper:
             text = (f"The range {window} is empty, so the bounds prove nothing about these groups; "
-                    "they can still be "
-                    "right.")
+                    "they can still be right.")
         else:
             side = "below" if self.lam < self.lower else "above"
             text = f"lam = {self.lam:.4g} is {side} {window}, so the bounds prove nothing."
@@ -261,9 +260,9 @@ def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
         lower, pair = _electrical(problem, labels, w, gradients)
         note = "The lower bound is that of the electrical flow inside the groups."
     upper, clusters = _closest(problem, labels, w, np.zeros(len(w)))
-    return RecoveryBounds(
-        kind="solution", lam=problem.lam, lower=lower, upper=_per_pull(graph, labels, upper),
-        lower_users=pair, upper_clusters=clusters, exact=True, note=note, models=w)
+    return RecoveryBounds(kind="solution", lam=problem.lam,
+                          lower=lower, upper=_per_pull(graph, labels, upper), lower_users=pair,
+                          upper_clusters=clusters, exact=True, note=note, models=w)
 
 
 def remaining_forces(problem: Problem, labels: Ints, models: Array,
@@ -357,12 +356,12 @@ def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
     margins = delta - spread[:, None] - spread
     np.fill_diagonal(margins, np.inf)
     a, b = np.unravel_index(margins.argmin(), margins.shape)
-    return RecoveryBounds(
-        kind="uniform", lam=problem.lam, lower=_per_weight(problem.graph, lower),
-        upper=_per_pull(problem.graph, labels, max(float(margins[a, b]), 0.0)), lower_users=pair,
-        upper_clusters=(int(a), int(b)) if several else None, exact=True,
-        note="For all lams and all models.", within=float(spread.max() / max(least, 1e-300)),
-        across=float(delta.min() / most) if several else 0.0)
+    return RecoveryBounds(kind="uniform", lam=problem.lam, lower=_per_weight(problem.graph, lower),
+                          upper=_per_pull(problem.graph, labels, max(float(margins[a, b]), 0.0)),
+                          lower_users=pair, upper_clusters=(int(a), int(b)) if several else None,
+                          exact=True, note="For all lams and all models.",
+                          within=float(spread.max() / max(least, 1e-300)),
+                          across=float(delta.min() / most) if several else 0.0)
 
 
 def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:

@@ -251,10 +251,9 @@ def wrong_moments(counts: Array, means: Array, m2: Array, target: Array | None =
     if target is not None:
         above = target[:, 2] - target[:, 0]
         rounding = _REST * (np.abs(target[:, 2]) + np.abs(target[:, 0]))
-        reasons += [(~empty & (above < -rounding), "its largest target is below the mean"),
-                    (~empty & (above**2 > target[:, 1] * (1 + _REST) + rounding**2 + 2 * above
-                               * rounding),
-                     "its largest target is further from the mean than its sum of squares allows")]
+        reasons += [(~empty & (above < -rounding), "its largest target is below the mean"), (
+            ~empty & (above**2 > target[:, 1] * (1 + _REST) + rounding**2 + 2 * above * rounding),
+            "its largest target is further from the mean than its sum of squares allows")]
     return [next((reason for bad, reason in reasons if bad[user]), "")
             for user in range(len(counts))]
 

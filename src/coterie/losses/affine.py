@@ -119,8 +119,8 @@ class AffineLoss(BlockLoss):
         return weights if block.units is None else weights / block.units**2
 
     def curvatures(self, samples: Samples) -> Array:
-        every = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features
-            + self.intercept))
+        every = self.ridge * self.shrunk(samples.dim,
+                                         samples.dim // (samples.users.n_features + self.intercept))
         if samples.frame is None:
             return np.broadcast_to(every, (samples.n_users, samples.dim))
         return np.asarray(every / samples.frame.units(np.arange(samples.n_users)) ** 2)
@@ -133,8 +133,8 @@ class AffineLoss(BlockLoss):
         """
         rows = np.flatnonzero(np.isinf(bounds.values)) if self.least >= 0 \
             else np.empty(0, dtype=np.intp)
-        c = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features
-            + self.intercept))
+        c = self.ridge * self.shrunk(samples.dim,
+                                     samples.dim // (samples.users.n_features + self.intercept))
         rows = rows[(slopes[rows][:, c == 0] == 0).all(axis=1)]
         u = slopes[rows]
         ridges = np.divide(u**2, 2.0 * c, out=np.zeros_like(u), where=c > 0).sum(axis=1)
@@ -197,13 +197,12 @@ class AffineLoss(BlockLoss):
         who = np.arange(samples.n_users) if users is None else users
         zero = np.zeros((len(who), samples.dim))
         centres = zero if centres is None else centres
-        return minimise_wide(self, samples, zero if linear is None else linear, np.broadcast_to(
-            np.asarray(t, dtype=float), len(who)), centres, centres if start is None else start,
-                             who)
+        return minimise_wide(self, samples, zero if linear is None else linear,
+                             np.broadcast_to(np.asarray(t, dtype=float), len(who)), centres,
+                             centres if start is None else start, who)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         if not self.wide(samples):
             return super().dual_bounds(samples, slopes, start, users, about)
         who = np.arange(samples.n_users) if users is None else users
@@ -257,8 +256,7 @@ class LinearLoss(AffineLoss):
     max_curvature: ClassVar[float] = np.inf
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         best = super().dual_bounds(samples, slopes, start, users, about)
         rows = np.flatnonzero(~np.isfinite(best.values))
         if rows.size and self.intercept and not self.penalize_intercept and not self.wide(samples):
@@ -285,10 +283,9 @@ class LinearLoss(AffineLoss):
         near = np.flatnonzero(gap <= step)
         if near.size:
             last = np.arange(slopes.shape[1]) == slopes.shape[1] - 1
-            one, other = (AffineLoss.dual_bounds(self, samples, slopes[near] + side * step[near,
-                None] * last,
-                                                 start[near], who[near], about[near])
-                          for side in (1, -1))
+            one, other = (AffineLoss.dual_bounds(self, samples, slopes[near]
+                                                 + side * step[near, None] * last, start[near],
+                                                 who[near], about[near]) for side in (1, -1))
             for full, *sides in zip(out, one, other, strict=True):
                 full[near] = np.maximum(*sides)
         return out
@@ -362,8 +359,8 @@ class LinearLoss(AffineLoss):
     def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:
         a, y, weights = block.features, block.targets, block.weights
         ridges = self.ridges(block, models.shape[1])
-        t, terms = (a @ models[:, :, None])[..., 0], (np.abs(a) @ np.abs(models)[:, :, None])[...,
-            0]
+        t, terms = (a @ models[:, :, None])[..., 0], (np.abs(a)
+                                                      @ np.abs(models)[:, :, None])[..., 0]
         values = (weights * np.abs(self.value(t, y))).sum(axis=1) + 0.5 \
             * (ridges * models**2).sum(axis=1)
         slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] + ridges \
@@ -373,8 +370,8 @@ class LinearLoss(AffineLoss):
         most = self.max_curvature if np.isfinite(self.max_curvature) else self.curvature(t, y)
         # Which counts even where the loss is zero.
         values += 16 * SUMS * (weights * most * terms**2).sum(axis=1)
-        return Magnitudes(values, slopes, slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:,
-            0])
+        return Magnitudes(values, slopes,
+                          slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:, 0])
 
     def upper_hessians(self, samples: Samples) -> Array | None:
         if not np.isfinite(self.max_curvature):

@@ -13,18 +13,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.types import Array, Flags, Indices
-from coterie.data.summary import Task
 from coterie.data.users import Participants, Users
 from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum, minimise, possible_gains, solve_scaled
+from coterie.losses.traits import Traits
 
 _EPSILON = float(np.finfo(float).eps)
 # a residual this small beside the terms it is the difference of is zero but for rounding.
@@ -88,7 +87,7 @@ class DualBounds(NamedTuple):
     slack: Array  # (n,) the part of `values` that a better point could still take away
 
 
-class Loss(ABC):
+class Loss(Traits, ABC):
     """A convex, differentiable loss of every user; all methods work on all users at once.
 
     A class must say `dim` and `evaluate`; `decision` and `conic` are asked for where needed. A
@@ -104,33 +103,6 @@ class Loss(ABC):
     >>> loss.local(samples).points.tolist()
     [[0.5], [5.0]]
     """
-
-    least: ClassVar[float] = -np.inf  # a number that no f_i falls below
-    # Whether every f_i is quadratic, so that one Hessian serves everywhere.
-    quadratic: ClassVar[bool] = False
-    # Whether a user's loss counts as often as it has rows.
-    counts_rows: ClassVar[bool] = False
-
-    # -- traits: what others ask instead of a type; a class says what differs from these
-    # The task that a fit offers the loss for; None for none.
-    task: ClassVar[Task | None] = None
-    # Whether models act on a sample through <w, a> + sign b, with a ridge, as `AffineLoss` has it.
-    affine: ClassVar[bool] = False
-    ridge: float = 0.0
-    intercept: bool = False
-    intercept_sign: ClassVar[float] = 1.0
-    # Half the squared residuals of targets, those beyond `delta` counted linearly: second moments
-    # of the rows say (nearly) everything.
-    least_squares: ClassVar[bool] = False
-    delta: float = np.inf  # a residual from which on the loss is linear
-    signs: ClassVar[bool] = False  # whether targets are the classes -1 and +1
-    multiclass: ClassVar[bool] = False  # whether they are class numbers, with outputs for each
-    n_classes: int | None = None  # where they are, and it is known
-    # Whether models that predict lie around those of the problem, and how far.
-    personal: ClassVar[bool] = False
-    covariance: npt.ArrayLike | None = None
-    # Whether margins are logarithms of the odds of classes.
-    log_odds: ClassVar[bool] = False
 
     @abstractmethod
     def dim(self, users: Participants) -> int:
@@ -277,8 +249,8 @@ class Loss(ABC):
                 if pulled:
                     metric = pull if frame is None else pull[rows]
                     shift = z - v[rows]
-                    force = t[rows, None] * (shift if frame is None else np.einsum("nde,ne->nd",
-                        metric, shift))
+                    force = t[rows, None] * (shift if frame is None
+                                             else np.einsum("nde,ne->nd", metric, shift))
                     f = f + 0.5 * np.einsum("nd,nd->n", force, shift)
                     g = g + force if order > 0 else g
                     h = h + t[rows, None, None] * metric if order > 1 else h
@@ -308,8 +280,8 @@ class Loss(ABC):
         itself does.
         """
         f, g, h = self.evaluate_local(samples, models, 2, users)
-        return Magnitudes(np.abs(f), np.abs(g), np.abs(g) + np.einsum("nde,ne->nd", np.abs(h),
-            np.abs(models)))
+        return Magnitudes(np.abs(f), np.abs(g),
+                          np.abs(g) + np.einsum("nde,ne->nd", np.abs(h), np.abs(models)))
 
     def value_rounding(self, samples: Samples, models: Array,
                        users: Indices | None = None) -> Array:
@@ -361,8 +333,7 @@ class Loss(ABC):
         return bound.values + bound.rounding
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i> = max_x <slopes_i, x - about_i> -
         f_i(x).
 
@@ -438,8 +409,7 @@ class Loss(ABC):
         return self.dual_bounds(samples, slopes, start, None, about)
 
     def _dual_bound(self, samples: Samples, z: Array, u: Array, centre: Array, curved: Array,
-                    who: Indices,
-                    settled: Flags) -> DualBounds:
+                    who: Indices, settled: Flags) -> DualBounds:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             f, g, h = self.evaluate_local(samples, z, 2 if (curved == 0).any() else 1, who)
             terms = self.magnitudes(samples, z, who)
@@ -465,8 +435,8 @@ class Loss(ABC):
                 limit = 1e-7 * np.abs(values[rows]) + 1e-9 * self.sizes(samples)[who[rows]]
                 rounding[rows] += np.where(gain <= limit, gain, np.inf)
         finite = np.isfinite(values) & np.isfinite(rounding)
-        return DualBounds(*(np.where(finite, part, other) for part, other in (
-            (values, np.inf), (rounding, 0.0), (cost, np.inf))))
+        return DualBounds(*(np.where(finite, part, other)
+                            for part, other in ((values, np.inf), (rounding, 0.0), (cost, np.inf))))
 
     def _refined(self, samples: Samples, z: Array, u: Array, who: Indices) -> Array:
         """One more Newton step towards grad f = u."""
@@ -514,55 +484,6 @@ class Loss(ABC):
         """The loss as its users evaluate it, where only they can."""
         return self
 
-    @property
-    def rows_per_user(self) -> float | Array | None:
-        """The rows that count as one user; None where a user counts as one."""
-        return None
-
-    @property
-    def scales(self) -> Array | None:
-        """(n_users,) what leaving the centre costs, where users differ in it."""
-        return None
-
-    @property
-    def gaussian(self) -> bool:
-        """Whether this is the likelihood of targets with normal noise, of a variance to be learned.
-        """
-        return self.least_squares and self.delta == np.inf
-
-    def with_ridge(self, ridge: float, penalize_intercept: float | None = None) -> Self:
-        """The same loss with another ridge, and another share of it on the intercept if given.
-
-        Raises
-        ------
-        Incompatible : where the loss has none.
-        """
-        raise Incompatible(f"{type(self).__name__} has no ridge. Set ridge to 0.")
-
-    def in_unit(self, unit: float) -> Self:
-        """The same loss for targets that are divided by `unit`."""
-        return self
-
-    def shrunk(self, dim: int, outputs: int = 1) -> Array:
-        """(dim,) the share of the ridge on each coordinate: 1, and for intercepts (one for each
-        output) `penalize_intercept`; 0 where the loss has no ridge.
-        """
-        return np.zeros(dim)
-
-    def margin_of(self, mean: float) -> float:
-        """The intercept that fits a mean target alone, where it is known; else 0."""
-        return 0.0
-
-    def shares(self, t: Array) -> Array:
-        """The share of the class +1 at margins t, where targets are `signs`."""
-        raise Incompatible(f"{type(self).__name__} has no classes -1 and +1.")
-
-    def squares(self, users: Users, models: Array) -> Array:
-        """(n_users,) the sum over rows of slope^2 / curvature at the users' models (Pearson's
-        statistic); 0 but for counts.
-        """
-        return np.zeros(users.n_users)
-
     def decision(self, features: Array, models: Array) -> Array:
         """What a model says of a sample, row by row: a margin, a mean, or one number per class.
 
@@ -587,8 +508,7 @@ class Loss(ABC):
         Incompatible : where the loss has no such form.
         """
         raise Incompatible(f"{type(self).__name__} has no conic form, which the reference solver "
-                           "needs. "
-                           "Give it a `conic` method, or use another solver.")
+                           "needs. Give it a `conic` method, or use another solver.")
 
 
 def need_targets(loss: Loss, users: Users) -> Array:
@@ -610,9 +530,8 @@ def refuse_targets(users: Users, bad: Flags, expected: str, remedy: str) -> None
         assert users.targets is not None
         raise InvalidInput(f"expected {expected}, got {users.targets[row]:g}",
                            where=f"user {users.names[user]!r}, its sample "
-                                 f"{row - int(users.offsets[user])}; "
-                                 f"{int(bad.sum())} such targets in all",
-                           remedy=remedy)
+                                 f"{row - int(users.offsets[user])}; {int(bad.sum())} such targets "
+                                 "in all", remedy=remedy)
 
 
 def require_positive(name: str, number: float) -> None:

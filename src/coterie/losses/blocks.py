@@ -228,8 +228,8 @@ class BlockLoss(Loss):
             in_parts(part, len(rows), _part_of(block))
         return out
 
-    def _chosen(self, samples: BlockSamples, users: Indices | None) -> Iterator[tuple[Block,
-            Indices, Indices | None]]:
+    def _chosen(self, samples: BlockSamples,
+                users: Indices | None) -> Iterator[tuple[Block, Indices, Indices | None]]:
         """Every block, where its users stand in the result, and which of its users are meant; None
         for all.
         """

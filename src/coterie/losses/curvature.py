@@ -228,13 +228,12 @@ class RowInverse:
         border = border.reshape(len(gram), -1, k, k)
         pull = np.einsum("nm,nmij->nij", column, border).astype(float)
         held = np.maximum(scales[:, -1], _FREE * np.trace(pull, axis1=1, axis2=2) + 1e-300)
-        return small._replace(border=border, inside=np.linalg.inv(pull + held[:, None, None]
-            * np.eye(k)).astype(
-            self.dtype))
+        return small._replace(border=border, inside=np.linalg.inv(
+            pull + held[:, None, None] * np.eye(k)).astype(self.dtype))
 
     def __call__(self, vectors: Array) -> Array:
-        v: Array = vectors.reshape(len(vectors), -1, self.curvature.outputs).astype(self.dtype,
-            copy=False)
+        v: Array = vectors.reshape(len(vectors), -1,
+                                   self.curvature.outputs).astype(self.dtype, copy=False)
         scales = self.scales[..., None]
         out = v / scales
         if self.curvature.intercept:
@@ -254,8 +253,8 @@ class RowInverse:
                 out[users] = moved
         return out.reshape(vectors.shape)
 
-    def _bordered(self, small: _Small, design: Array, t: Array, right: Array) -> tuple[Array,
-            Array | None]:
+    def _bordered(self, small: _Small, design: Array, t: Array,
+                  right: Array) -> tuple[Array, Array | None]:
         """q = C (t + column b) with the intercepts b from  held b + column' q = right, and these.
         """
         rows = self._rows(small, t[..., None])[..., 0] if self.basis is not None \
@@ -426,8 +425,8 @@ def conjugate_gradients(operator: Inverse, precondition: Inverse, right: Array) 
     for _ in range(_STEPS):
         product = operator(p)
         bent = np.einsum("nd,nd->n", p, product)
-        length = np.divide(rz, bent, out=np.zeros_like(rz), where=(bent > 0) & (rz > enough))[:,
-            None]
+        length = np.divide(rz, bent, out=np.zeros_like(rz),
+                           where=(bent > 0) & (rz > enough))[:, None]
         x, r = x + length * p, r - length * product
         z = precondition(r)
         new = np.einsum("nd,nd->n", r, z)
@@ -527,9 +526,8 @@ class SpanInverse(RowInverse):
         t = (design @ v).reshape(n, -1)
         along = self.along * (self.axes @ t[..., None])[..., 0]
         inside = self.plain * t - (along[:, None] @ self.axes)[:, 0]
-        return np.asarray(v / self.scales[:, :1, None] + design.swapaxes(1, 2)
-                          @ inside.reshape(n, -1, k)).reshape(
-            vectors.shape)
+        return np.asarray(v / self.scales[:, :1, None]
+                          + design.swapaxes(1, 2) @ inside.reshape(n, -1, k)).reshape(vectors.shape)
 
     def average(self, number: int) -> Array:
         """(n, b, b) s^2 times the mean over outputs of what `__call__` subtracts in the span, at

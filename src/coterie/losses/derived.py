@@ -142,8 +142,7 @@ class SpanQuadratic(Loss):
         changes = self._hessians(users).times(steps)
         slopes = self.gradient[who]
         return Evaluation(self.value[who] + np.einsum("nd,nd->n", slopes + 0.5 * changes, steps),
-                          slopes + changes,
-                          np.empty(0))
+                          slopes + changes, np.empty(0))
 
     def local(self, samples: Samples, slopes: Array | None = None, start: Array | None = None,
               users: Indices | None = None) -> Minimum:
@@ -158,18 +157,16 @@ class SpanQuadratic(Loss):
         points = self.point[who]
         for _ in range(2):  # the second step removes what rounding left of the first one
             points = points - inverse(self.evaluate(samples, points, 1, who).gradients - slopes)
-        return points, self.evaluate(samples, points, 0, who).values - np.einsum("nd,nd->n", slopes,
-            points)
+        values = self.evaluate(samples, points, 0, who).values
+        return points, values - np.einsum("nd,nd->n", slopes, points)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         who = np.arange(samples.n_users) if users is None else users
         points, values = self._best(samples, slopes, who)
         shift = np.zeros(len(who)) if about is None else np.einsum("nd,nd->n", slopes, about)
-        rounding = self.value_rounding(samples, points,
-                                       who) + SUMS * (np.abs(slopes * points).sum(axis=1)
-                                                                       + np.abs(shift))
+        rounding = self.value_rounding(samples, points, who) + SUMS * (
+            np.abs(slopes * points).sum(axis=1) + np.abs(shift))
         return DualBounds(-values - shift, rounding, np.zeros(len(who)))
 
     def value_rounding(self, samples: Samples, models: Array,
@@ -177,9 +174,8 @@ class SpanQuadratic(Loss):
         who = slice(None) if users is None else users
         steps = models - self.point[who]
         changes = self._hessians(users).times(steps)
-        return SUMS * (np.abs(self.value[who])
-                       + (np.abs(steps) * (np.abs(self.gradient[who]) + np.abs(changes))).sum(
-            axis=1))
+        return SUMS * (np.abs(self.value[who]) + (
+            np.abs(steps) * (np.abs(self.gradient[who]) + np.abs(changes))).sum(axis=1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -233,8 +229,7 @@ class Grouped(Loss):
         members, owner = (None, self.labels) if users is None else self._members(users)
         parts = self.loss.evaluate(self.samples, models[owner], order, members)
         return Evaluation(*(group_sums(self._weighted(part, members), owner, len(models))
-                            if k <= order else part
-                            for k, part in enumerate(parts)))
+                            if k <= order else part for k, part in enumerate(parts)))
 
     def wide(self, samples: Samples) -> bool:
         return self.loss.wide(self.samples)
@@ -246,8 +241,8 @@ class Grouped(Loss):
         weights = self._weighted(np.ones(len(owner)), members)
         values, gradients = (group_sums(self._weighted(part, members), owner, len(models))
                              for part in (f, g))
-        return WideEvaluation(values, gradients, GroupCurvature(curvature, owner, weights,
-            len(models)))
+        return WideEvaluation(values, gradients,
+                              GroupCurvature(curvature, owner, weights, len(models)))
 
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
              start: Array | None = None, users: Indices | None = None) -> Minimum:
@@ -256,13 +251,12 @@ class Grouped(Loss):
         who = np.arange(samples.n_users) if users is None else users
         zero = np.zeros((len(who), samples.dim))
         centres = zero if centres is None else centres
-        return minimise_wide(self, samples, zero if linear is None else linear, np.broadcast_to(
-            np.asarray(t, dtype=float), len(who)), centres, centres if start is None else start,
-                             who)
+        return minimise_wide(self, samples, zero if linear is None else linear,
+                             np.broadcast_to(np.asarray(t, dtype=float), len(who)), centres,
+                             centres if start is None else start, who)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         """As for any loss. With wide models, F*(u) <= sum_i f_i*(u_i) for all u_i that sum to u:
         gradients at one point, and equal parts of what they lack.
         """
@@ -300,8 +294,7 @@ class Grouped(Loss):
         """
         order = np.argsort(self.labels, kind="stable")
         ordered = self.labels[order]
-        starts, ends = np.searchsorted(ordered, groups), np.searchsorted(ordered, groups,
-            side="right")
+        starts, ends = (np.searchsorted(ordered, groups, side) for side in ("left", "right"))
         members = [order[start:end] for start, end in zip(starts, ends, strict=True)]
         return np.concatenate([order[:0], *members]), np.repeat(np.arange(len(groups)),
             ends - starts)
@@ -377,8 +370,8 @@ class Weighted(Loss):
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2,
                  users: Indices | None = None) -> Evaluation:
-        w, (f, g, h) = self._weights(samples, users), self.loss.evaluate(samples, models, order,
-                                                                         users)
+        w = self._weights(samples, users)
+        f, g, h = self.loss.evaluate(samples, models, order, users)
         return Evaluation(w * f, w[:, None] * g if order > 0 else g,
                           w[:, None, None] * h if order > 1 else h)
 
@@ -390,8 +383,7 @@ class Weighted(Loss):
         return best._replace(values=w * best.values)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         """(w f)*(u) = w f*(u / w)."""
         w = self._weights(samples, users)
         bounds = self.loss.dual_bounds(samples, slopes / w[:, None], start, users, about)

@@ -364,8 +364,7 @@ class Multinomial(AffineLoss):
         unseen = np.setdiff1d(np.arange(self._classes(users)), need_targets(self, users))
         return one_class_concern(users) + [
             f"No user has a sample of class {c:g}: its intercept has no optimum, so no bound can "
-            "be certified; lower "
-            "n_classes or number the classes without gaps." for c in unseen[:1]]
+            "be certified; lower n_classes or number the classes without gaps." for c in unseen[:1]]
 
     def _classes(self, users: Participants) -> int:
         return int(need_targets(self, users.data).max()) + 1 if self.n_classes is None \
@@ -454,9 +453,8 @@ class Multinomial(AffineLoss):
         values = (weights * (np.abs(t) * (prob + hot)).sum(axis=2)).sum(axis=1) \
             + weights.sum(axis=1)
         parts = (np.abs(prob - hot), prob * (1.0 - prob) * (np.abs(t) + terms))
-        slopes, inside = ((np.abs(a).swapaxes(1, 2)
-                           @ (weights[..., None] * (part @ np.abs(basis).T))).reshape(n, -1)
-                          for part in parts)
+        slopes, inside = ((np.abs(a).swapaxes(1, 2) @ (
+            weights[..., None] * (part @ np.abs(basis).T))).reshape(n, -1) for part in parts)
         slopes = slopes + ridges * np.abs(models)
         return Magnitudes(values + 0.5 * (ridges * models**2).sum(axis=1), slopes, slopes + inside)
 

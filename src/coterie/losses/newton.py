@@ -199,8 +199,8 @@ class Search:
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
         return SearchStep(cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR)
 
-    def _try(self, step: Array, gain: Array, scale: Array, finished: Flags, near: Flags) -> tuple[
-        Array, Array, Flags]:
+    def _try(self, step: Array, gain: Array, scale: Array, finished: Flags,
+             near: Flags) -> tuple[Array, Array, Flags]:
         """The points reached, the share of the step that was taken, and who found no better point.
         """
         size, trial, value = np.where(finished, 0.0, 1.0), self.x.copy(), self.value.copy()
@@ -232,16 +232,14 @@ def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) ->
     if vectors.shape[1] <= _FEW:
         from coterie.base import matrices as small
 
-        systems = [np.require(part, requirements=("C", "W")) for part in (matrices, units, shift,
-            vectors)]
+        systems = [np.require(part, requirements=("C", "W"))
+                   for part in (matrices, units, shift, vectors)]
         in_parts(lambda some: small.solve_scaled(*(part[some] for part in systems), solved[some]),
-                 len(solved),
-                 _PART // vectors.shape[1] ** 2)
+                 len(solved), _PART // vectors.shape[1] ** 2)
     rest = np.flatnonzero(~np.isfinite(solved).all(axis=1))  # rounding made these indefinite
     if rest.size:
         solved[rest] = _eliminate(_scaled(matrices[rest], units[rest], shift[rest]),
-                                  vectors[rest] / units[rest]) \
-            / units[rest]
+                                  vectors[rest] / units[rest]) / units[rest]
     # A negative decrement would pass for a settled one.
     wrong = np.flatnonzero(~(np.einsum("nd,nd->n", vectors, solved) >= 0))
     if wrong.size:

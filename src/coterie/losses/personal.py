@@ -139,8 +139,7 @@ class Personal(Loss):
         concerns = self.loss.concerns(users)
         if concerns and self.prepare(users).metric.free.any():
             concerns.append("Directions that are entirely personal are not determined by other "
-                            "users either: give them "
-                            "a small price instead of 0.")
+                            "users either: give them a small price instead of 0.")
         return concerns
 
     def personal_models(self, users: Participants | Samples, centres: npt.ArrayLike) -> Array:
@@ -216,9 +215,9 @@ class Personal(Loss):
         """
         samples = _personal(samples)
         prices = samples.metric.prices
+        held = np.isfinite(prices[:, 0]) & (prices[:, 0] > 0)
         return self.loss.wide(samples.inner) and samples.metric.axes is None and bool(
-            (np.isfinite(prices[:, 0]) & (prices[:, 0] > 0)).all()
-                and (prices == prices[:, :1]).all())
+            held.all() and (prices == prices[:, :1]).all())
 
     def expand(self, samples: Samples, models: Array,
                users: Indices | None = None) -> WideEvaluation:
@@ -226,8 +225,7 @@ class Personal(Loss):
         near, prices = self._near(samples, models, users), samples.metric.take(users).prices[:, 0]
         f, _, curvature = self.loss.expand(samples.inner, near.points, users)
         return WideEvaluation(f + 0.5 * prices * (near.steps**2).sum(axis=1),
-                              -prices[:, None] * near.steps,
-                              EnvelopeCurvature(curvature, prices))
+                              -prices[:, None] * near.steps, EnvelopeCurvature(curvature, prices))
 
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
              start: Array | None = None, users: Indices | None = None) -> Minimum:
@@ -246,8 +244,8 @@ class Personal(Loss):
         v = np.zeros(shape) if centres is None else centres
         if self.wide(samples):
             return minimise_wide(self, samples, np.zeros(shape) if linear is None else linear,
-                                 np.broadcast_to(
-                np.asarray(t, dtype=float), shape[:1]), v, v if start is None else start, who)
+                                 np.broadcast_to(np.asarray(t, dtype=float), shape[:1]), v,
+                                 v if start is None else start, who)
         given = np.zeros(shape) if linear is None else linear
         t = np.broadcast_to(np.asarray(t, dtype=float), shape[:1])[:, None]
         metric = samples.metric.take(users)
@@ -263,11 +261,11 @@ class Personal(Loss):
         x = near.steps
         steps = np.where(shared | loose, x, (p * x - l) / total)
         rest = np.where(shared | loose, 0.0, l**2 / (2.0 * total)).sum(axis=1)
-        unbounded = (loose & (np.abs(l) > _BELOW * np.abs(l).max(axis=1, initial=0.0,
-            keepdims=True))).any(axis=1)
-        return Minimum(v + metric.back(steps), minimum.values - rest + np.einsum("nd,nd->n", given,
-            v),
-                       minimum.excess, minimum.converged & ~unbounded)
+        unbounded = (loose & (np.abs(l) > _BELOW
+                              * np.abs(l).max(axis=1, initial=0.0, keepdims=True))).any(axis=1)
+        values = minimum.values - rest + np.einsum("nd,nd->n", given, v)
+        return Minimum(v + metric.back(steps), values, minimum.excess,
+                       minimum.converged & ~unbounded)
 
     def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None,
                    users: Indices | None = None) -> Array:
@@ -277,8 +275,7 @@ class Personal(Loss):
         return np.where(away, np.inf, super().conjugates(samples, slopes, start, users))
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         """Upper bounds on e_i*(u) - <u, about_i>, where u are slopes_i without their part along
         personal directions.
 
@@ -289,9 +286,8 @@ class Personal(Loss):
         """
         samples = _personal(samples)
         u = samples.metric.take(users).bounded(slopes)
-        begin = None if start is None else self._leave(samples,
-                                                       self._near(samples, start, users).points,
-                                                       users)
+        begin = None if start is None else self._leave(
+            samples, self._near(samples, start, users).points, users)
         inner = self.loss.dual_bounds(samples.inner, u, begin, users, about)
         return self._with_price(samples, slopes, begin, users, about, inner)
 
@@ -304,8 +300,7 @@ class Personal(Loss):
         return self._with_price(samples, slopes, begin, None, about, inner)
 
     def _with_price(self, samples: PersonalSamples, slopes: Array, begin: Array | None,
-                    users: Indices | None,
-                    about: Array | None, inner: DualBounds) -> DualBounds:
+                    users: Indices | None, about: Array | None, inner: DualBounds) -> DualBounds:
         """The bounds of the envelope from those of the loss inside."""
         metric = samples.metric.take(users)
         u = metric.bounded(slopes)
@@ -406,8 +401,7 @@ class Personal(Loss):
         if self.wide(samples):
             start = self._guess(samples, centres, users)
             points = self.loss.prox(samples.inner, None, samples.metric.take(users).prices[:, 0],
-                                    centres, start,
-                                    users).points
+                                    centres, start, users).points
             near = _Near(points, points - centres)
         else:
             near, _ = self._search(samples, users, centres, samples.metric.take(users), None,
@@ -427,8 +421,7 @@ class Personal(Loss):
         return centres
 
     def _search(self, samples: PersonalSamples, users: Indices | None, centres: Array,
-                metric: Metric,
-                linear: Array | None, start: Array) -> tuple[_Near, Minimum]:
+                metric: Metric, linear: Array | None, start: Array) -> tuple[_Near, Minimum]:
         """Each user's minimise_x f(x) + <linear, x - centres> + 1/2 (x - centres)' metric (x -
         centres).
         """
@@ -450,8 +443,7 @@ class Personal(Loss):
             begin = begin[:, space.kept]
             if not space.kept.any():
                 minimum = Minimum(begin, objective(np.arange(len(who)), begin, 0)[0],
-                                  np.zeros(len(who)),
-                                  np.ones(len(who), dtype=bool))
+                                  np.zeros(len(who)), np.ones(len(who), dtype=bool))
             elif self.loss.quadratic and linear is None:
                 minimum = self._closed(samples, objective, begin, users)
             else:

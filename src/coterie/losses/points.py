@@ -88,8 +88,7 @@ class SquaredDistance(_Point):
         return np.ones(samples.n_users)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         # With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 /
         # 2 - f(c).
         who = np.arange(samples.n_users) if users is None else users

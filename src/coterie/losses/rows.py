@@ -201,8 +201,8 @@ class _Point:
         self.parts = _parts(loss, samples, users)
         cube = self._cube(x)
         self.outputs = [part.block.features @ _some(cube, part.users) for part in self.parts]
-        self.terms = [loss.row_terms(part.block, t) for part, t in zip(self.parts, self.outputs,
-            strict=True)]
+        self.terms = [loss.row_terms(part.block, t)
+                      for part, t in zip(self.parts, self.outputs, strict=True)]
         self.values = self._values(self.terms, x)
 
     def _cube(self, vectors: Array) -> Array:
@@ -221,9 +221,8 @@ class _Point:
         out = DualBounds(np.empty(n), np.empty(n), np.empty(n))
         for (rows, block, gram, *_), t in zip(self.parts, self.outputs, strict=True):
             ends = _some(u, rows)
-            alpha, conjugates = self.loss.row_duals(block, t,
-                                                    ends[:, -1] if self.loss.free_intercept
-                                                    else None)
+            alpha, conjugates = self.loss.row_duals(block, t, ends[:, -1]
+                                                    if self.loss.free_intercept else None)
             residual = ends - block.features.swapaxes(1, 2) @ alpha
             # Rounding of A' alpha, in norm; the columns of the intercept are numbers 1.
             lengths = np.sqrt(np.einsum("nmm->nm", gram) + (self.loss.intercept != 0))
@@ -258,8 +257,7 @@ class _Point:
         size = np.ones(len(x))
         for _ in range(_TRIALS):
             trial = [self.loss.row_terms(part.block, t + size[part.users, None, None] * move)
-                     for part, t, move
-                     in zip(self.parts, self.outputs, moves, strict=True)]
+                     for part, t, move in zip(self.parts, self.outputs, moves, strict=True)]
             point = self.x + size[:, None] * step
             new = self._values(trial, point) - np.einsum("nd,nd->n", slopes, point)
             worse = ~(new <= value - 1e-4 * size * gain + 1e-14
@@ -309,8 +307,7 @@ def too_wide(loss: Loss, samples: Samples) -> bool:
 
 
 def minimise_wide(loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array,
-                  start: Array,
-                  who: Indices) -> Minimum:
+                  start: Array, who: Indices) -> Minimum:
     """Each user's minimise_x f_i(x) + <linear_i, x> + (t_i / 2) ||x - centres_i||^2.
 
     Parameters

@@ -107,8 +107,7 @@ class Problem:
         graph = Graph.complete(self.users.n_users) if self.graph is None else self.graph
         if graph.n_users != self.users.n_users:
             raise InvalidInput(f"the graph is over {graph.n_users} users, the data over "
-                               f"{self.users.n_users}",
-                               remedy="Build the graph for these users")
+                               f"{self.users.n_users}", remedy="Build the graph for these users")
         object.__setattr__(self, "graph", graph)
         object.__setattr__(self, "lam", check_lam(self.lam))
         object.__setattr__(self, "samples", self.loss.prepare(self.users))

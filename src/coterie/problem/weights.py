@@ -112,8 +112,7 @@ class LocalModels:
 
 
 def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
-                   scale: float | None = None,
-                   connected: bool = True) -> Graph:
+                   scale: float | None = None, connected: bool = True) -> Graph:
     """Build a graph over the users with weights from their local models.
 
     Parameters
@@ -213,9 +212,8 @@ def _squares(models: Array, pairs: Ints, covariances: Array | WaldDistances | No
     i, j = np.ascontiguousarray(pairs.T)
     with np.errstate(over="ignore", invalid="ignore"):
         if covariances is None:
-            return np.minimum(
-                _in_chunks(lambda some: ((models[i[some]] - models[j[some]]) ** 2).sum(axis=1), i),
-                              _FARTHEST)
+            return np.minimum(_in_chunks(
+                lambda some: ((models[i[some]] - models[j[some]]) ** 2).sum(axis=1), i), _FARTHEST)
         from coterie.problem import edges as kernels
 
         squares = kernels.mahalanobis(np.ascontiguousarray(models),
@@ -236,8 +234,8 @@ def _in_chunks(function: Callable[[slice], Array], pairs: Ints) -> Array:
     return np.concatenate([np.empty(0), *chunks])
 
 
-def _nearest(models: Array, covariances: Array | WaldDistances | None, k: int) -> tuple[Ints,
-        Array]:
+def _nearest(models: Array, covariances: Array | WaldDistances | None,
+             k: int) -> tuple[Ints, Array]:
     """Edges from each user to its k nearest; Wald neighbours are selected from Euclidean ones in
     the mean metric.
     """

@@ -66,8 +66,7 @@ class Lean:
         graph = problem.graph
         if not graph.is_complete:
             raise Incompatible("The lean solver is for all pairs with one weight: "
-                               "Graph.complete(n_users). "
-                               "Use solver='fast' for other graphs.")
+                               "Graph.complete(n_users). Use solver='fast' for other graphs.")
         began = time.perf_counter()
         history: list[Record] = []
         models = self._alone(problem) if start is None else start.models
@@ -81,9 +80,8 @@ class Lean:
                 if certificate.relative_gap < least or not history:
                     best = Point(point, potentials=potentials)
                     least, objective = certificate.relative_gap, certificate.objective
-                history.append(Record(len(history) + 1, objective, least,
-                                      int(labels_of(best.models).max()) + 1,
-                                      time.perf_counter() - began))
+                history.append(Record(len(history) + 1, objective, least, int(
+                    labels_of(best.models).max()) + 1, time.perf_counter() - began))
                 if progress is not None:
                     progress(history[-1])
             except KeyboardInterrupt as stop:

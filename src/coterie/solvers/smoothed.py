@@ -286,8 +286,7 @@ class _Search:
 
     def _lack(self) -> Array:
         """grad f + B'y."""
-        return np.asarray(self.loss.gradients
-                          + self.incidence.T @ (self.duals @ self.view.basis))
+        return np.asarray(self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis))
 
     def _size(self, common: Array, own: Array, value: float, decrement: float) -> float:
         """The share of a step that lowers the smoothed objective enough; 0 where none does."""

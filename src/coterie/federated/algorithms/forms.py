@@ -311,8 +311,8 @@ def _wrong_part(replies: Batch, position: int, old: Forms, dim: int, p: int) -> 
     else:
         if numbers is not None or _rows(replies, "basis", position) is not None:
             return "it has more than one form of a Hessian"
-        counts = [0 if rows is None else len(rows) for rows in (complete, levels, factor,
-                                                                 _rows(replies, "sign", position))]
+        counts = [0 if rows is None else len(rows)
+                  for rows in (complete, levels, factor, _rows(replies, "sign", position))]
         if counts[0] + counts[1] != 1 or counts[2] != counts[3] or (counts[0] and counts[2]):
             return "it has more or fewer rows than requested"
     form = _form(replies, position, old, dim, p)
@@ -492,8 +492,8 @@ def _rounded(rows: SpanRows, ridge: float) -> Array:
     return np.array([2.0 ** (np.ceil(2.0 * np.log2(largest) + 1e-9) / 2.0)])
 
 
-def evaluated(loss: Loss, samples: Samples, models: Array, users: Ints) -> tuple[Array, Array,
-        Array | RowCurvature]:
+def evaluated(loss: Loss, samples: Samples, models: Array,
+              users: Ints) -> tuple[Array, Array, Array | RowCurvature]:
     """Values, gradients and Hessians of some users; Hessians of wide models are operators."""
     if loss.affine and loss.wide(samples):
         values, gradients, curvature = loss.expand(samples, models, users)

@@ -99,11 +99,9 @@ class PDMM(Algorithm):
                       "rho": 10.0, "eta": 10.0, "eta_z": 10.0, "tau": 0.8, "nu": 0.2, **changes})
 
     def __post_init__(self) -> None:
-        for name, allowed in (("variant", ("symmetric", "paper")),
-                              ("pairs", ("ordered", "unordered")),
-                              ("edge_state", ("server", "users")),
-                              ("bregman", ("euclidean", "linear")),
-                              ("select", ("users", "variables"))):
+        for name, allowed in {"variant": ("symmetric", "paper"), "pairs": ("ordered", "unordered"),
+                              "edge_state": ("server", "users"), "select": ("users", "variables"),
+                              "bregman": ("euclidean", "linear")}.items():
             if getattr(self, name) not in allowed:
                 raise InvalidInput(f"{name} must be {' or '.join(map(repr, allowed))}, "
                                    f"got {getattr(self, name)!r}", remedy=f"Use {allowed[0]!r}")
@@ -398,9 +396,8 @@ class PDMMMethod(Method):
     def _forget(self, state: PDMMState, users: Ints) -> PDMMState:
         old = self._pairs(put(state.aside, users, False))
         kept = ~state.aside[old.heads] & ~state.aside[old.tails]
-        rows = {name: getattr(state, name)[kept] for name in
-                ("difference", "dual", "hat", "zeros", "quiet", "renewed", "quiet_at_users",
-                 "due_z")}
+        rows = {name: getattr(state, name)[kept] for name in (
+            "difference", "dual", "hat", "zeros", "quiet", "renewed", "quiet_at_users", "due_z")}
         return replace(state, **rows, synced=np.zeros_like(state.synced))
 
     def _alone(self, state: PDMMState) -> PDMMState:
@@ -496,8 +493,8 @@ class PDMMMethod(Method):
                          state.zeros)
         apart = np.linalg.norm(state.now[pairs.heads] - state.now[pairs.tails], axis=1)
         ready = np.full(self.federation.graph.n_edges, True)
-        np.logical_and.at(ready, pairs.edge, (zeros >= self.settings.quiet) & (apart <= 0.5
-            * state.length))
+        np.logical_and.at(ready, pairs.edge,
+                          (zeros >= self.settings.quiet) & (apart <= 0.5 * state.length))
         quiet = (state.quiet & (apart <= state.length)) | ready[pairs.edge]
         return replace(state, quiet=quiet, zeros=np.where(state.quiet & ~quiet, 0, zeros))
 

@@ -198,9 +198,9 @@ def simulate_fit(data: Drawn, plan: Plan) -> Trace:
 
 #: What can be attacked: algorithms at a given lam, a fit that chooses everything, the round that
 #: makes weights, and users who answer a server that asks at points of its choice.
-SIMULATIONS: dict[str, Simulation] = {
-    **{name: simulate_algorithm(name) for name in ALGORITHMS}, "fit": simulate_fit,
-    "weights": simulate_weights, "active": simulate_active}
+SIMULATIONS: dict[str, Simulation] = {**{name: simulate_algorithm(name) for name in ALGORITHMS},
+                                      "fit": simulate_fit, "weights": simulate_weights,
+                                      "active": simulate_active}
 
 
 def loss_for(users: Users, name: LinearLoss | str = "auto", ridge: float = 1e-3) -> LinearLoss:

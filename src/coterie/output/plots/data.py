@@ -157,9 +157,9 @@ class View:
         if self.known is not None:
             return self.known
         problem, points = self.problem, self.path.solutions
-        models = np.stack([s.models for s in points] if not self.refitted else [
-            problem.loss.own_models(problem.samples, self.centres(k)[s.labels])
-            for k, s in enumerate(points)])
+        models = np.stack([s.models for s in points] if not self.refitted
+                          else [problem.loss.own_models(problem.samples, self.centres(k)[s.labels])
+                                for k, s in enumerate(points)])
         if self.sent is not None:
             models[self.index] = self.sent.models
         return models

@@ -1,0 +1,92 @@
+"""What others ask of a loss, instead of its type: a class of losses says what differs from here."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from coterie.base.errors import Incompatible
+from coterie.base.types import Array
+from coterie.data.summary import Task
+from coterie.data.users import Users
+
+
+class Traits:
+    """What is true of most losses."""
+
+    least: ClassVar[float] = -np.inf  # a number that no f_i falls below
+    # Whether every f_i is quadratic, so that one Hessian serves everywhere.
+    quadratic: ClassVar[bool] = False
+    # Whether a user's loss counts as often as it has rows.
+    counts_rows: ClassVar[bool] = False
+
+    # The task that a fit offers the loss for; None for none.
+    task: ClassVar[Task | None] = None
+    # Whether models act on a sample through <w, a> + sign b, with a ridge, as `AffineLoss` has it.
+    affine: ClassVar[bool] = False
+    ridge: float = 0.0
+    intercept: bool = False
+    intercept_sign: ClassVar[float] = 1.0
+    # Half the squared residuals of targets, those beyond `delta` counted linearly: second moments
+    # of the rows say (nearly) everything.
+    least_squares: ClassVar[bool] = False
+    delta: float = np.inf  # a residual from which on the loss is linear
+    signs: ClassVar[bool] = False  # whether targets are the classes -1 and +1
+    multiclass: ClassVar[bool] = False  # whether they are class numbers, with outputs for each
+    n_classes: int | None = None  # where they are, and it is known
+    # Whether models that predict lie around those of the problem, and how far.
+    personal: ClassVar[bool] = False
+    covariance: npt.ArrayLike | None = None
+    # Whether margins are logarithms of the odds of classes.
+    log_odds: ClassVar[bool] = False
+
+    @property
+    def rows_per_user(self) -> float | Array | None:
+        """The rows that count as one user; None where a user counts as one."""
+        return None
+
+    @property
+    def scales(self) -> Array | None:
+        """(n_users,) what leaving the centre costs, where users differ in it."""
+        return None
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether this is the likelihood of targets with normal noise, of a variance to be learned.
+        """
+        return self.least_squares and self.delta == np.inf
+
+    def with_ridge(self, ridge: float, penalize_intercept: float | None = None) -> Self:
+        """The same loss with another ridge, and another share of it on the intercept if given.
+
+        Raises
+        ------
+        Incompatible : where the loss has none.
+        """
+        raise Incompatible(f"{type(self).__name__} has no ridge. Set ridge to 0.")
+
+    def in_unit(self, unit: float) -> Self:
+        """The same loss for targets that are divided by `unit`."""
+        return self
+
+    def shrunk(self, dim: int, outputs: int = 1) -> Array:
+        """(dim,) the share of the ridge on each coordinate: 1, and for intercepts (one for each
+        output) `penalize_intercept`; 0 where the loss has no ridge.
+        """
+        return np.zeros(dim)
+
+    def margin_of(self, mean: float) -> float:
+        """The intercept that fits a mean target alone, where it is known; else 0."""
+        return 0.0
+
+    def shares(self, t: Array) -> Array:
+        """The share of the class +1 at margins t, where targets are `signs`."""
+        raise Incompatible(f"{type(self).__name__} has no classes -1 and +1.")
+
+    def squares(self, users: Users, models: Array) -> Array:
+        """(n_users,) the sum over rows of slope^2 / curvature at the users' models (Pearson's
+        statistic); 0 but for counts.
+        """
+        return np.zeros(users.n_users)
