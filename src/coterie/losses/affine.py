@@ -194,12 +194,7 @@ class AffineLoss(BlockLoss):
              start: Array | None = None, users: Indices | None = None) -> Minimum:
         if not self.wide(samples):
             return super().prox(samples, linear, t, centres, start, users)
-        who = np.arange(samples.n_users) if users is None else users
-        zero = np.zeros((len(who), samples.dim))
-        centres = zero if centres is None else centres
-        return minimise_wide(self, samples, zero if linear is None else linear,
-                             np.broadcast_to(np.asarray(t, dtype=float), len(who)), centres,
-                             centres if start is None else start, who)
+        return minimise_wide(self, samples, linear, t, centres, start, users)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
                     users: Indices | None = None, about: Array | None = None) -> DualBounds:

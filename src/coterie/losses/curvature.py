@@ -88,12 +88,8 @@ class Curvature(ABC):
         return None
 
 
-class WideEvaluation(NamedTuple):
-    """Values (n,), gradients (n, dim) and the Hessians as operators."""
-
-    values: Array
-    gradients: Array
-    curvature: Curvature
+#: Values (n,), gradients (n, dim) and the Hessians as operators.
+WideEvaluation = tuple[Array, Array, Curvature]
 
 
 class RowTerms(NamedTuple):

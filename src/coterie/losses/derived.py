@@ -131,7 +131,7 @@ class SpanQuadratic(Loss):
                users: Indices | None = None) -> WideEvaluation:
         """Values, gradients and Hessians as operators."""
         values, gradients, _ = self.evaluate(samples, models, 1, users)
-        return WideEvaluation(values, gradients, self._hessians(users))
+        return values, gradients, self._hessians(users)
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2,
                  users: Indices | None = None) -> Evaluation:
@@ -241,19 +241,13 @@ class Grouped(Loss):
         weights = self._weighted(np.ones(len(owner)), members)
         values, gradients = (group_sums(self._weighted(part, members), owner, len(models))
                              for part in (f, g))
-        return WideEvaluation(values, gradients,
-                              GroupCurvature(curvature, owner, weights, len(models)))
+        return values, gradients, GroupCurvature(curvature, owner, weights, len(models))
 
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
              start: Array | None = None, users: Indices | None = None) -> Minimum:
         if not self.wide(samples):
             return super().prox(samples, linear, t, centres, start, users)
-        who = np.arange(samples.n_users) if users is None else users
-        zero = np.zeros((len(who), samples.dim))
-        centres = zero if centres is None else centres
-        return minimise_wide(self, samples, zero if linear is None else linear,
-                             np.broadcast_to(np.asarray(t, dtype=float), len(who)), centres,
-                             centres if start is None else start, who)
+        return minimise_wide(self, samples, linear, t, centres, start, users)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
                     users: Indices | None = None, about: Array | None = None) -> DualBounds:
@@ -366,7 +360,7 @@ class Weighted(Loss):
     def expand(self, samples: Samples, models: Array,
                users: Indices | None = None) -> WideEvaluation:
         w, (f, g, h) = self._weights(samples, users), self.loss.expand(samples, models, users)
-        return WideEvaluation(w * f, w[:, None] * g, ScaledCurvature(h, w))
+        return w * f, w[:, None] * g, ScaledCurvature(h, w)
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2,
                  users: Indices | None = None) -> Evaluation:

@@ -74,14 +74,10 @@ def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200, enough: floa
     return search.ended()
 
 
-class SearchStep(NamedTuple):
-    """A Newton step of every active user."""
-
-    step: Array  # (n, dim), no longer than the user's reach
-    cut: Array  # (n,) share of the full step that is left
-    decrement: Array  # (n,) -<gradient, full step>, >= 0
-    scale: Array  # (n,) what the decrement is small or large against
-    plain: Flags  # (n,) whether the step was taken without damping
+#: A Newton step of every active user: the step (n, dim), no longer than the user's reach; the share
+#: (n,) of the full step that is left; the decrement (n,) -<gradient, full step>, >= 0; what it is
+#: small or large against (n,); and whether the step was taken without damping (n,).
+Step = tuple[Array, Array, Array, Array, Flags]
 
 
 class Search:
@@ -182,7 +178,7 @@ class Search:
             self.earlier = self.value.copy()
         return endless
 
-    def direction(self, norms: Array) -> SearchStep:
+    def direction(self, norms: Array) -> Step:
         x, gradient, hessian = self.x, self.gradient, self.hessian
         diagonal = np.maximum(np.einsum("nii->ni", hessian), 0.0)
         # Where the Hessian is flat the step knows a direction but no length; `reach` bounds it.
@@ -197,7 +193,7 @@ class Search:
             + 1e-9 * (diagonal * x**2).sum(axis=1) + 1e-300
         lengths = np.linalg.norm(step, axis=1)
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
-        return SearchStep(cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR)
+        return cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR
 
     def _try(self, step: Array, gain: Array, scale: Array, finished: Flags,
              near: Flags) -> tuple[Array, Array, Flags]:

@@ -23,7 +23,7 @@ from coterie.data.users import Block
 from coterie.losses.base import SUMS, DualBounds, Loss, Samples
 from coterie.losses.blocks import BlockSamples, in_blocks, take_users
 from coterie.losses.curvature import Curvature, RowCurvature, RowTerms, WideEvaluation
-from coterie.losses.newton import Minimum, Search, SearchStep
+from coterie.losses.newton import Minimum, Search, Step
 
 _LEAST_DIM = 150  # coordinates from which models can be wide
 # Numbers in all Hessians below which these are quick enough, and bear worse conditions.
@@ -140,8 +140,8 @@ def expand(loss: RowLoss, samples: Samples, models: Array,
         terms.append(part.terms(here.mass))
     values += 0.5 * np.einsum("npk,p,npk->n", x, ridges, x, optimize=False)
     gradients += ridges[:, None] * x
-    return WideEvaluation(values, gradients.reshape(n, dim),
-                          RowCurvature(terms, ridges, loss.output_basis(k), bool(loss.intercept)))
+    return values, gradients.reshape(n, dim), RowCurvature(terms, ridges, loss.output_basis(k),
+                                                           bool(loss.intercept))
 
 
 def row_bounds(loss: RowLoss, samples: Samples, slopes: Array, start: Array, about: Array,
@@ -306,24 +306,15 @@ def too_wide(loss: Loss, samples: Samples) -> bool:
     return loss.wide(samples) and not few
 
 
-def minimise_wide(loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array,
-                  start: Array, who: Indices) -> Minimum:
-    """Each user's minimise_x f_i(x) + <linear_i, x> + (t_i / 2) ||x - centres_i||^2.
-
-    Parameters
-    ----------
-    loss, samples : a loss with wide models, and what it prepared.
-    linear, centres : (n, dim).
-    t : (n,).
-    start : (n, dim) where to begin.
-    who : (n,) positions of the users concerned.
-
-    Returns
-    -------
-    Minimum
-    """
-    search = _WideSearch(loss, samples, linear, t, centres, who)
-    search.begin(start)
+def minimise_wide(loss: Loss, samples: Samples, linear: Array | None, t: Array | float,
+                  centres: Array | None, start: Array | None, users: Indices | None) -> Minimum:
+    """`Loss.prox` of a loss with wide models."""
+    who = np.arange(samples.n_users) if users is None else users
+    zero = np.zeros((len(who), samples.dim))
+    centres = zero if centres is None else centres
+    search = _WideSearch(loss, samples, zero if linear is None else linear,
+                         np.broadcast_to(np.asarray(t, dtype=float), len(who)), centres, who)
+    search.begin(centres if start is None else start)
     for _ in range(200):
         if not search.advance():
             break
@@ -370,7 +361,7 @@ class _WideSearch(Search):
                 g = g + self.pulls[rows, None] * step if order > 0 else g
         return f, g, np.empty(0)
 
-    def direction(self, norms: Array) -> SearchStep:
+    def direction(self, norms: Array) -> Step:
         x, gradient = self.x, self.gradient
         size = self.curvature.trace() / self.curvature.shape[1] + self.pull
         damping = self.damping * norms * size
@@ -380,5 +371,4 @@ class _WideSearch(Search):
             * (x**2).sum(axis=1)
         lengths = np.linalg.norm(step, axis=1)
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
-        return SearchStep(cut[:, None] * step, cut, np.maximum(decrement, 0.0), scale + 1e-300,
-                          damping == 0.0)
+        return cut[:, None] * step, cut, np.maximum(decrement, 0.0), scale + 1e-300, damping == 0.0

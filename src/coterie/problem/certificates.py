@@ -300,7 +300,7 @@ def _into_domain(problem: Problem, models: Array, duals: Array, users: list[int]
 def find_lack(loss: Loss, samples: Samples, models: Array, slopes: Array, users: Indices) -> Array:
     """What some users' slopes must lose to be gradients; a matter of each user's own data."""
     if loss.wide(samples):
-        traces = loss.expand(samples, models, users).curvature.trace()
+        traces = loss.expand(samples, models, users)[2].trace()
     else:
         traces = np.trace(loss.evaluate(samples, models, 2, users).hessians, axis1=1, axis2=2)
     t = np.maximum(1e-6 * traces / models.shape[1], 1e-9)

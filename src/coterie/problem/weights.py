@@ -195,7 +195,7 @@ def _wide_squares(loss: Loss, samples: Samples, ridge: float, models: Array, cou
     for start in range(0, len(pairs), _WIDE_PAIRS):
         some = pairs[start:start + _WIDE_PAIRS]
         ends, n = some.T.ravel(), len(some)
-        curvature = loss.expand(samples, models[ends], ends).curvature
+        curvature = loss.expand(samples, models[ends], ends)[2]
         gaps, weights = np.tile(models[some[:, 0]] - models[some[:, 1]], (2, 1)), \
             counts[ends].astype(float)
         forces = weights[:, None] * (curvature.times(gaps) + ridge * gaps)  # A_i gap, then A_j gap
