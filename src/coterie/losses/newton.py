@@ -121,36 +121,38 @@ class Search:
 
     def advance(self) -> bool:
         """One step of every active user; whether any is left."""
+        # 1. The Newton step, and whose value has settled: one last full step halves the digits that
+        #    are still missing from the gradient.
         lower = self.value < self.least
         self.lowest[lower], self.least[lower] = self.x[lower], self.value[lower]
         norms = np.linalg.norm(self.gradient, axis=1)
         step, cut, decrement, scale, plain = self.direction(norms)
         settled = (decrement <= _ROUNDING * scale) | (norms == 0)
-        # Once the value has settled, one last full step halves the digits still missing from the
-        # gradient.
         last = settled & ~self.closing & (norms > 0)
         finished = settled & ~last
+        # 2. As much of it as decreases the objective. Stuck under damping, a user still has the
+        #    plain Newton step to try; stuck without it, it is at its end.
         trial, size, stuck = self._try(step, cut * decrement, scale, finished,
                                        decrement <= 1e-12 * scale)
         far = _DIVERGED * (1.0 + np.linalg.norm(self.start[self.active], axis=1))
         diverged = np.linalg.norm(trial, axis=1) > far
-        # Stuck under damping, a user still has the plain Newton step to try; stuck without it, it
-        # is at its end.
         finished |= diverged | (stuck & plain) | self._endless(decrement, scale,
             plain & (cut == 1.0))
         done_enough = ~finished & (decrement <= self.enough * scale)
         self.x[done_enough], finished = trial[done_enough], finished | done_enough
+        # 3. The damping and the reach of the next step.
         grown = np.maximum(4.0 * self.damping, 1e-6 / (norms + 1e-300))
         damping = np.where(stuck, 0.0, np.where(size < 1.0, grown, 0.25 * self.damping))
         reach = np.where(size < 1.0, 0.5, np.where(cut < 1.0, 4.0, 1.0)) * self.reach
+        # 4. Who is done leaves, with its lowest point where the last step left a flat bottom.
         done, keep = np.flatnonzero(finished), np.flatnonzero(~finished)
         users = self.active[done]
-        # The last step left a flat bottom.
         left = self.value[done] > self.least[done] + 1e-10 * scale[done]
         self.points[users] = np.where(left[:, None], self.lowest[done], self.x[done])
         self.values[users], self.excess[users] = np.where(left, self.least[done],
                                                           self.value[done]), decrement[done]
         self.converged[users] = (decrement[done] <= _ACCEPT * scale[done]) & ~diverged[done]
+        # 5. The others go on.
         self.active, self.x, self.damping, self.reach = self.active[keep], trial[keep], \
             damping[keep], reach[keep]
         self.closing = (self.closing | last)[keep]

@@ -14,33 +14,42 @@ from coterie.data.users import Users
 
 
 class Traits:
-    """What is true of most losses."""
+    """What is true of most losses.
 
-    least: ClassVar[float] = -np.inf  # a number that no f_i falls below
-    # Whether every f_i is quadratic, so that one Hessian serves everywhere.
+    Attributes
+    ----------
+    least : a number that no f_i falls below.
+    quadratic : whether every f_i is quadratic, so that one Hessian serves everywhere.
+    counts_rows : whether a user's loss counts as often as it has rows.
+    task : the task that a fit offers the loss for; None for none.
+    affine : whether models act on a sample through <w, a> + intercept_sign * b with a ridge, as
+        those of an `AffineLoss`.
+    ridge, intercept, intercept_sign : of that; 0, False and 1 for other losses.
+    least_squares, delta : whether it is half the squared residuals of targets, and the residual
+        from which on it is linear: second moments of the rows say (nearly) everything.
+    signs : whether targets are the classes -1 and +1.
+    multiclass, n_classes : whether they are class numbers, with outputs for each; how many, if that
+        is known.
+    log_odds : whether margins are logarithms of the odds of classes.
+    personal, covariance : whether models that predict lie around those of the problem; how far.
+    """
+
+    least: ClassVar[float] = -np.inf
     quadratic: ClassVar[bool] = False
-    # Whether a user's loss counts as often as it has rows.
     counts_rows: ClassVar[bool] = False
-
-    # The task that a fit offers the loss for; None for none.
     task: ClassVar[Task | None] = None
-    # Whether models act on a sample through <w, a> + sign b, with a ridge, as `AffineLoss` has it.
     affine: ClassVar[bool] = False
     ridge: float = 0.0
     intercept: bool = False
     intercept_sign: ClassVar[float] = 1.0
-    # Half the squared residuals of targets, those beyond `delta` counted linearly: second moments
-    # of the rows say (nearly) everything.
     least_squares: ClassVar[bool] = False
-    delta: float = np.inf  # a residual from which on the loss is linear
-    signs: ClassVar[bool] = False  # whether targets are the classes -1 and +1
-    multiclass: ClassVar[bool] = False  # whether they are class numbers, with outputs for each
-    n_classes: int | None = None  # where they are, and it is known
-    # Whether models that predict lie around those of the problem, and how far.
+    delta: float = np.inf
+    signs: ClassVar[bool] = False
+    multiclass: ClassVar[bool] = False
+    n_classes: int | None = None
+    log_odds: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     covariance: npt.ArrayLike | None = None
-    # Whether margins are logarithms of the odds of classes.
-    log_odds: ClassVar[bool] = False
 
     @property
     def rows_per_user(self) -> float | Array | None:

@@ -337,12 +337,14 @@ class Listed(Engine):
         graph = self.graph
         if graph.n_edges > (_GUESSED if self.guessed else _PROVABLE):
             return None
+        # 1. Between groups, the dual of an edge is a unit vector times its radius.
         duals, radii = self.duals(), np.empty(graph.n_edges)
         radii[self.edge_order] = self._radii
         together = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
         gaps = graph.differences(models)[~together]
         lengths = np.maximum(np.linalg.norm(gaps, axis=1), 1e-300)
         duals[~together] = gaps * (radii[~together] / lengths)[:, None]
+        # 2. Inside groups, a flow that supplies what is left, in turns with the balls.
         inside = graph.subgraph(together)
         across = np.where(together[:, None], 0.0, duals)
         forces = -gradients - graph.divergence(across)

@@ -73,8 +73,10 @@ class Lean:
         best, least = Point(models, potentials=np.zeros_like(models)), np.inf
         for closeness in self.closeness:
             try:
+                # 1. Groups and their models, with nearly equal ones merged.
                 labels, w = self._descend(problem, models, closeness, tol)
                 point = polish(problem, labels, w[labels]) if w.size <= 900 else w[labels]
+                # 2. Potentials that prove them, and the certificate of both.
                 potentials = self._potentials(problem, point, tol)
                 certificate = certify(problem, point, potentials=potentials)
                 if certificate.relative_gap < least or not history:
@@ -105,6 +107,7 @@ class Lean:
         spread = float(np.linalg.norm(models - models.mean(axis=0), axis=1).max()) + 1e-300
         value = np.inf
         for _ in range(self.max_iter):
+            # 1. The objective with rounded norms, and its derivatives, group by group.
             k = len(w)
             counts = np.bincount(labels).astype(np.float64)
             f, g, h = problem.loss.evaluate(problem.samples, w[labels])
@@ -116,6 +119,7 @@ class Lean:
             if value - new <= 0.01 * tol * abs(new):
                 break
             value = new
+            # 2. A Newton step, as much of it as decreases the objective.
             step = self._newton(w, counts, smooth, radius, blocks, degrees,
                                 -(gradient + radius * pull))
             size = 1.0
@@ -128,6 +132,7 @@ class Lean:
                     w = trial
                     break
                 size *= 0.5
+            # 3. Merge groups that came close.
             near = _close(w, closeness * spread)
             labels, w = near[labels], group_sums(w * counts[:, None], near)
             w = w / np.bincount(labels)[:, None]
