@@ -105,13 +105,16 @@ def find_consensus(problem: Problem, rtol: float = 1e-6) -> tuple[Bracket, Array
         lower, tol = max(lower, _alone(graph, points)), max(_WIDE * rtol, _TIGHT)
     drift, most = np.zeros_like(points), upper
     start: Solution | Point | None = None
+    def bracket() -> Bracket:
+        return Bracket(lower * unit, upper * unit)
+
     clustering = _clustering(points, graph)
     for _ in range(60):
         if upper - lower <= rtol * upper:
             upper = max(upper, min((1.0 + _ROOM * rtol) * lower, most))
             break
         # 3. Convex clustering of the points at the lower bound.
-        with interruptible(lambda: Bracket(lower * unit, upper * unit)):
+        with interruptible(bracket):
             best = solve_quietly(clustering.with_lam(lower), tol=tol, start=start)
         assert best.duals is not None
         # 4. The upper bound: B'y = points + drift - x at the solution, so y plus a flow of the
@@ -134,7 +137,7 @@ def find_consensus(problem: Problem, rtol: float = 1e-6) -> tuple[Bracket, Array
             drift = _DRIFT * np.linalg.norm(points) / np.linalg.norm(x) * x
             clustering, start = _clustering(points + drift, graph), \
                 Point(drift, best.duals, best.sigma)
-    return Bracket(lower * unit, upper * unit), pooled, proof
+    return bracket(), pooled, proof
 
 
 def _in_few_dimensions(points: Array) -> tuple[Array, Array]:
