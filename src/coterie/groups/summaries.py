@@ -57,7 +57,7 @@ class Reply(NamedTuple):
     point : (n_users, parts, dim).
     value, gradient, hessian : (n_users, parts, ...) of the loss without ridge, a mean over rows.
     information : (n_users, parts) mean of 4 p (1 - p) over rows, for two classes; else 1.
-    spare : (n_users, parts) sum over rows of slope^2 / curvature, for counts; else 0.
+    spare : (n_users, parts) rows times the mean of slope^2 / curvature, for counts; else 0.
     """
 
     point: Array
@@ -251,7 +251,7 @@ class _Working(NamedTuple):
 
     loss: Quadratic
     sizes: Ints
-    squares: Array  # (n,) sum of slope^2 / curvature of rows, at the points
+    squares: Array  # (n,) rows times the mean of slope^2 / curvature, at the points
     intercepts: Flags
     counts: bool
 

@@ -297,9 +297,13 @@ class Poisson(LinearLoss):
         return float(np.log(max(mean, 1e-6)))
 
     def squares(self, users: Users, models: Array) -> Array:
+        # Rows have the weight that they have in the slope of the loss, curvature |row|^2: where
+        # counts vary most among the largest, slopes do, too, and models seem to differ.
         y, t = need_targets(self, users), self.decision(users.features, models[users.owner])
-        parts = self.slope(t, y) ** 2 / np.maximum(self.curvature(t, y), 1e-300)
-        return np.asarray(np.bincount(users.owner, parts, users.n_users))
+        lengths = (users.features**2).sum(axis=1) + 1.0
+        sums = [np.bincount(users.owner, part * lengths, users.n_users)
+                for part in (self.slope(t, y) ** 2, self.curvature(t, y))]
+        return np.asarray(users.counts * sums[0] / np.maximum(sums[1], 1e-300))
 
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return cp.exp(t) - cp.multiply(y, t)

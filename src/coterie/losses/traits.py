@@ -95,7 +95,7 @@ class Traits:
         raise Incompatible(f"{type(self).__name__} has no classes -1 and +1.")
 
     def squares(self, users: Users, models: Array) -> Array:
-        """(n_users,) the sum over rows of slope^2 / curvature at the users' models (Pearson's
-        statistic); 0 but for counts.
+        """(n_users,) for counts, the rows times the mean of slope^2 / curvature (Pearson's
+        statistic) at the users' models; else 0.
         """
         return np.zeros(users.n_users)
