@@ -248,8 +248,6 @@ class LinearLoss(AffineLoss):
     [8.5]
     """
 
-    max_curvature: ClassVar[float] = np.inf
-
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
                     users: Indices | None = None, about: Array | None = None) -> DualBounds:
         best = super().dual_bounds(samples, slopes, start, users, about)

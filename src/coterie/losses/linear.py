@@ -348,6 +348,7 @@ class Multinomial(AffineLoss):
 
     task: ClassVar[Task | None] = "classification"
     multiclass: ClassVar[bool] = True
+    max_curvature: ClassVar[float] = 0.5
     log_odds: ClassVar[bool] = True
     least: ClassVar[float] = 0.0
 

@@ -50,6 +50,10 @@ class RowLoss(Protocol):
     def free_intercept(self) -> bool:
         """Whether there is an intercept that the ridge does not cover."""
 
+    @property
+    def max_curvature(self) -> float:
+        """The largest curvature of a row's loss, in any direction of its outputs."""
+
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
         """1 for the coordinates under the ridge, 0 for intercepts that are not."""
 
@@ -277,7 +281,7 @@ def value_rounding(loss: RowLoss, samples: Samples, models: Array, users: Indice
     """(n,) what rounding may have done to values; outputs are bounded by the norms of rows and
     models.
     """
-    out, most = np.empty(len(models)), getattr(loss, "max_curvature", 0.5)
+    out, most = np.empty(len(models)), loss.max_curvature
     cube = models.reshape(len(models), samples.users.n_features + loss.intercept, -1)
     for rows, block, gram, *_ in _parts(loss, samples, users):
         t = block.features @ _some(cube, rows)

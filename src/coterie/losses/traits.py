@@ -30,6 +30,7 @@ class Traits:
     signs : whether targets are the classes -1 and +1.
     multiclass, n_classes : whether they are class numbers, with outputs for each; how many, if that
         is known.
+    max_curvature : the largest curvature of a row's loss, in any direction of its outputs.
     log_odds : whether margins are logarithms of the odds of classes.
     personal, covariance : whether models that predict lie around those of the problem; how far.
     """
@@ -47,6 +48,7 @@ class Traits:
     signs: ClassVar[bool] = False
     multiclass: ClassVar[bool] = False
     n_classes: int | None = None
+    max_curvature: ClassVar[float] = np.inf
     log_odds: ClassVar[bool] = False
     personal: ClassVar[bool] = False
     covariance: npt.ArrayLike | None = None

@@ -42,7 +42,6 @@ _TRUST = 1.5  # largest factor of the second-order term by which the loss may di
 _MODELS = 6.5  # length of a reply without its gradient, in models
 _SHARE = 0.6  # of it at least for vectors, while some are missing
 _EQUAL = 1e-9  # times the largest eigenvalue: a difference that is not sent
-_SOFTMAX = 0.5  # largest curvature of a row's loss under softmax, in any direction of the outputs
 _DENSE = 200  # size of a core up to which all its eigenvalues are computed
 
 
@@ -533,7 +532,7 @@ def stiffness(loss: Loss, samples: Samples, hessians: Array | RowCurvature, user
     models.
     """
     if isinstance(hessians, RowCurvature):
-        most, out = getattr(loss, "max_curvature", _SOFTMAX), np.empty(len(users))
+        most, out = loss.max_curvature, np.empty(len(users))
         for part in hessians.terms:
             mass = most * part.weights if np.isfinite(most) else 2.0 * part.mass[..., 0]
             out[part.users] = _spectra(hessians, part, mass)[:, -1]
