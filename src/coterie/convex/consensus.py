@@ -135,8 +135,8 @@ def find_consensus(problem: Problem, rtol: float = 1e-6) -> tuple[Bracket, Array
         # 6. Move the points a little along x, so that the next x is not too short.
         if not wide and x.any():
             drift = _DRIFT * np.linalg.norm(points) / np.linalg.norm(x) * x
-            clustering, start = _clustering(points + drift, graph), \
-                Point(drift, best.duals, best.sigma)
+            clustering = _clustering(points + drift, graph)
+            start = Point(drift, best.duals, best.sigma)
     return bracket(), pooled, proof
 
 

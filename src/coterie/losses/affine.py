@@ -253,8 +253,8 @@ class LinearLoss(AffineLoss):
         best = super().dual_bounds(samples, slopes, start, users, about)
         rows = np.flatnonzero(~np.isfinite(best.values))
         if rows.size and self.intercept and not self.penalize_intercept and not self.wide(samples):
-            who, about = rows if users is None else users[rows], \
-                np.zeros_like(slopes) if about is None else about
+            who = rows if users is None else users[rows]
+            about = np.zeros_like(slopes) if about is None else about
             start = about if start is None else start
             beside = self._bounds_beside(samples, slopes[rows], start[rows], who, about[rows])
             for full, part in zip(best, beside, strict=True):

@@ -166,8 +166,8 @@ class BlockLoss(Loss):
                    users: Indices | None = None) -> Magnitudes:
         samples = in_blocks(self, samples)
         n = samples.n_users if users is None else len(users)
-        out, unknown = Magnitudes(np.empty(n), np.empty(models.shape), np.empty(models.shape)), \
-            list[slice]()
+        out = Magnitudes(np.empty(n), np.empty(models.shape), np.empty(models.shape))
+        unknown = list[slice]()
         for block, rows, who in self._chosen(samples, users):
             def part(some: slice, block: Block = block, rows: Indices = rows,
                      who: Indices | None = who) -> None:

@@ -241,8 +241,8 @@ def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) ->
     # A negative decrement would pass for a settled one.
     wrong = np.flatnonzero(~(np.einsum("nd,nd->n", vectors, solved) >= 0))
     if wrong.size:
-        scaled, right = _scaled(matrices[wrong], units[wrong], shift[wrong]), \
-            vectors[wrong] / units[wrong]
+        scaled = _scaled(matrices[wrong], units[wrong], shift[wrong])
+        right = vectors[wrong] / units[wrong]
         clean = np.where(np.isfinite(scaled), scaled, 0.0)
         values, axes = np.linalg.eigh(0.5 * (clean + clean.swapaxes(1, 2)))
         values = np.maximum(values, 1e-8 * np.maximum(values[:, -1:], 1e-8))

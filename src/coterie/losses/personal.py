@@ -287,8 +287,8 @@ class Personal(Loss):
     def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array,
                      enough: float) -> DualBounds:
         samples = _personal(samples)
-        u, begin = samples.metric.bounded(slopes), \
-            self._leave(samples, self._near(samples, start, None)[0], None)
+        u = samples.metric.bounded(slopes)
+        begin = self._leave(samples, self._near(samples, start, None)[0], None)
         inner = self.loss.rough_bounds(samples.inner, u, begin, about, enough)
         return self._with_price(samples, slopes, begin, None, about, inner)
 

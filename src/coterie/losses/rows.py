@@ -179,8 +179,8 @@ def row_bounds(loss: RowLoss, samples: Samples, slopes: Array, start: Array, abo
             x[rows] = moved
             rows = rows[going] if going.size < 0.5 * rows.size else rows
         shift = slopes * about
-        values, rounding = best.values - shift.sum(axis=1), \
-            best.rounding + SUMS * np.abs(shift).sum(axis=1)
+        values = best.values - shift.sum(axis=1)
+        rounding = best.rounding + SUMS * np.abs(shift).sum(axis=1)
     finite = np.isfinite(values) & np.isfinite(rounding)
     slack = np.where(finite, np.maximum(best.values - lower, 0.0), np.inf)
     return DualBounds(np.where(finite, values, np.inf), np.where(finite, rounding, 0.0),

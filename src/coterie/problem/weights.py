@@ -196,8 +196,8 @@ def _wide_squares(loss: Loss, samples: Samples, ridge: float, models: Array, cou
         some = pairs[start:start + _WIDE_PAIRS]
         ends, n = some.T.ravel(), len(some)
         curvature = loss.expand(samples, models[ends], ends)[2]
-        gaps, weights = np.tile(models[some[:, 0]] - models[some[:, 1]], (2, 1)), \
-            counts[ends].astype(float)
+        gaps = np.tile(models[some[:, 0]] - models[some[:, 1]], (2, 1))
+        weights = counts[ends].astype(float)
         forces = weights[:, None] * (curvature.times(gaps) + ridge * gaps)  # A_i gap, then A_j gap
         both = GroupCurvature(curvature, np.tile(np.arange(n), 2), weights, n)
         moved = both.inverse(ridge * (weights[:n] + weights[n:]))(forces[n:])
