@@ -10,7 +10,7 @@ and a class states phi by its value, slope and curvature; everything else (gradi
 all users at once, conjugates, proximal steps) follows. The intercept b is the last coordinate and
 is not under the ridge, unless `penalize_intercept` says so; then the ridge is ridge/2 ||x||^2.
 
-The losses themselves are in `coterie.losses.linear` and `coterie.losses.linear`.
+The losses themselves are in `coterie.losses.linear`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from coterie.losses.base import (
     Samples,
     need_targets,
 )
-from coterie.losses.blocks import BlockLoss, in_blocks
+from coterie.losses.blocks import BlockLoss, Terms, in_blocks
 from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum
-from coterie.losses.rows import Terms, expand, is_wide, minimise_wide, row_bounds, value_rounding
+from coterie.losses.rows import expand, is_wide, minimise_wide, row_bounds, value_rounding
 
 # Times the terms of a gradient: how far beside a slope bounds are computed, if none is found at it.
 _BESIDE = 1e-10
@@ -153,7 +153,6 @@ class AffineLoss(BlockLoss):
 
     @property
     def free_intercept(self) -> bool:
-        """Whether there is an intercept that the ridge does not cover."""
         return self.intercept and not self.penalize_intercept
 
     def strong_convexity(self, samples: Samples) -> Array:
@@ -161,27 +160,6 @@ class AffineLoss(BlockLoss):
         return np.full(samples.n_users, self.ridge * least)
 
     # ---- wide models: see `coterie.losses.rows`
-
-    def output_basis(self, outputs: int) -> Array | None:
-        """(outputs, classes) the outputs as combinations of classes; None for one output."""
-        return None
-
-    @abstractmethod
-    def row_terms(self, block: Block, t: Array) -> Terms:
-        """The losses of rows with outputs t (n, m, outputs)."""
-
-    @abstractmethod
-    def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
-        """alpha (n, m, outputs) near the slopes of rows with outputs t, and the terms (n, m) of the
-        conjugate there.
-
-        Parameters
-        ----------
-        block : the rows.
-        t : their outputs.
-        sums : (n, outputs) what sum_j sign alpha_j must be; None where alpha can be the slopes
-            themselves.
-        """
 
     def wide(self, samples: Samples) -> bool:
         return is_wide(self, samples)

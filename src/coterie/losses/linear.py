@@ -24,9 +24,8 @@ from coterie.losses.base import (
     refuse_targets,
     require_positive,
 )
-from coterie.losses.blocks import BlockSamples
+from coterie.losses.blocks import BlockSamples, Terms
 from coterie.losses.points import SquaredDistance
-from coterie.losses.rows import Terms
 
 
 class _Binary(LinearLoss):

@@ -14,14 +14,14 @@ the sum.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from coterie.base.types import Array, Indices
 from coterie.data.users import Block
 from coterie.losses.base import SUMS, DualBounds, Loss, Samples
-from coterie.losses.blocks import BlockSamples, in_blocks, take_users
+from coterie.losses.blocks import BlockLoss, BlockSamples, Terms, in_blocks, take_users
 from coterie.losses.curvature import Curvature, RowCurvature, RowTerms, WideEvaluation
 from coterie.losses.newton import Minimum, Search, Step
 
@@ -35,47 +35,7 @@ _TIGHT = 1e-12  # times a conjugate: no more than this is left to be gained
 _REACH = 10.0
 
 
-class RowLoss(Protocol):
-    """What is asked of a loss of outputs t = A x; `coterie.losses.affine.AffineLoss` is one."""
-
-    @property
-    def ridge(self) -> float:
-        """The weight of ridge/2 ||w||^2."""
-
-    @property
-    def intercept(self) -> bool:
-        """Whether a model ends in an intercept."""
-
-    @property
-    def free_intercept(self) -> bool:
-        """Whether there is an intercept that the ridge does not cover."""
-
-    @property
-    def max_curvature(self) -> float:
-        """The largest curvature of a row's loss, in any direction of its outputs."""
-
-    def shrunk(self, dim: int, outputs: int = 1) -> Array:
-        """1 for the coordinates under the ridge, 0 for intercepts that are not."""
-
-    def output_basis(self, outputs: int) -> Array | None:
-        """(outputs, classes) the outputs as combinations of classes; None for one output."""
-
-    def row_terms(self, block: Block, t: Array) -> Terms:
-        """The losses of rows with outputs t."""
-
-    def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
-        """alpha with these sums, and the terms of the conjugate there."""
-
-
-class Terms(NamedTuple):
-    """The losses of the rows of users who have equally many."""
-
-    values: Array  # (n, m) w phi(t)
-    slopes: Array  # (n, m, k) w phi'(t)
-    mass: Array  # (n, m, 1) w phi''(t), or for softmax (n, m, C) w times the probabilities
-
-
-def is_wide(loss: RowLoss, samples: Samples) -> bool:
+def is_wide(loss: BlockLoss, samples: Samples) -> bool:
     """Whether systems of rows are smaller than Hessians, by the shape of the data; not for odd
     units (`Frame`).
     """
@@ -106,9 +66,9 @@ class _RowBlock(NamedTuple):
                         self.copies, self.name)
 
 
-def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_RowBlock]:
+def _parts(loss: BlockLoss, samples: Samples, users: Indices | None) -> list[_RowBlock]:
     """Blocks of the users concerned."""
-    samples = in_blocks(cast(Loss, loss), samples)
+    samples = in_blocks(loss, samples)
     out = []
     numbers = None if users is None else samples.positions[0][users]
     for k, block in enumerate(samples.blocks):
@@ -127,7 +87,7 @@ def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_RowB
     return out
 
 
-def expand(loss: RowLoss, samples: Samples, models: Array,
+def expand(loss: BlockLoss, samples: Samples, models: Array,
            users: Indices | None = None) -> WideEvaluation:
     """Values, gradients and curvature of these users' losses at their models."""
     n, dim = models.shape
@@ -148,7 +108,7 @@ def expand(loss: RowLoss, samples: Samples, models: Array,
                                                            bool(loss.intercept))
 
 
-def row_bounds(loss: RowLoss, samples: Samples, slopes: Array, start: Array, about: Array,
+def row_bounds(loss: BlockLoss, samples: Samples, slopes: Array, start: Array, about: Array,
                who: Indices) -> DualBounds:
     """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i>; see the module.
 
@@ -198,7 +158,7 @@ class _Point:
     values : (n,)
     """
 
-    def __init__(self, loss: RowLoss, samples: Samples, x: Array, users: Indices | None) -> None:
+    def __init__(self, loss: BlockLoss, samples: Samples, x: Array, users: Indices | None) -> None:
         self.loss, self.x = loss, x
         self.p = samples.users.n_features + loss.intercept
         self.ridges = loss.ridge * loss.shrunk(self.p)
@@ -277,7 +237,8 @@ def _some(array: Array, rows: Indices) -> Array:
     return array if len(rows) == len(array) else array[rows]
 
 
-def value_rounding(loss: RowLoss, samples: Samples, models: Array, users: Indices | None) -> Array:
+def value_rounding(loss: BlockLoss, samples: Samples, models: Array,
+                   users: Indices | None) -> Array:
     """(n,) what rounding may have done to values; outputs are bounded by the norms of rows and
     models.
     """
