@@ -332,10 +332,10 @@ class LinearLoss(AffineLoss):
         ridges = self.ridges(block, models.shape[1])
         t, terms = (a @ models[:, :, None])[..., 0], (np.abs(a)
                                                       @ np.abs(models)[:, :, None])[..., 0]
-        values = (weights * np.abs(self.value(t, y))).sum(axis=1) + 0.5 \
-            * (ridges * models**2).sum(axis=1)
-        slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] + ridges \
-            * np.abs(models)
+        values = (weights * np.abs(self.value(t, y))).sum(axis=1) \
+            + 0.5 * (ridges * models**2).sum(axis=1)
+        slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] \
+            + ridges * np.abs(models)
         terms = np.abs(t) + terms
         inside = self.curvature(t, y) * terms  # t itself is rounded
         most = self.max_curvature if np.isfinite(self.max_curvature) else self.curvature(t, y)

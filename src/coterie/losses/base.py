@@ -236,8 +236,8 @@ class Loss(Traits, ABC):
         frame, eye, pulled = self.coordinates(samples), np.eye(samples.dim), bool(t.any())
         p, v, pull = linear, centres, eye
         if frame is not None:  # ||x - centres||^2 = (z - v)' pull (z - v)
-            p, v, start = frame.slopes(linear, who), frame.enter(centres, who), \
-                frame.enter(start, who)
+            p, v = frame.slopes(linear, who), frame.enter(centres, who)
+            start = frame.enter(start, who)
             pull = frame.metric(who) if pulled else eye
 
         def evaluate(rows: Indices, z: Array, order: int) -> tuple[Array, Array, Array]:
@@ -366,8 +366,8 @@ class Loss(Traits, ABC):
         frame, curved = self.coordinates(samples), self.curvatures(samples)[who]
         u, centre, z = slopes, about, start
         if frame is not None:
-            u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), \
-                frame.enter(start, who)
+            u, centre = frame.slopes(slopes, who), frame.enter(about, who)
+            z = frame.enter(start, who)
         settled = np.ones(len(who), dtype=bool)
         best = self._dual_bound(samples, z, u, centre, curved, who, settled)
         tight = np.isfinite(best.values) & (best.slack <= TIGHT * np.abs(best.values))

@@ -219,8 +219,8 @@ class RowInverse:
         column: Array = part.design[..., -1].astype(self.dtype)
         # (n, m, k, k), the last axis for k columns.
         units = column[:, :, None, None] * np.eye(k, dtype=self.dtype)
-        border = self._rows(small, units) if self.basis is not None else factors[:, 0] \
-            @ column[..., None]
+        border = self._rows(small, units) if self.basis is not None \
+            else factors[:, 0] @ column[..., None]
         border = border.reshape(len(gram), -1, k, k)
         pull = np.einsum("nm,nmij->nij", column, border).astype(float)
         held = np.maximum(scales[:, -1], _FREE * np.trace(pull, axis1=1, axis2=2) + 1e-300)
@@ -390,8 +390,8 @@ class GroupCurvature(Curvature):
         else by the trace.
         """
         inside, outputs = self.inside, 1
-        if not isinstance(inside, RowCurvature) or self.shape[0] \
-            * len(inside.ridges) ** 2 > _LARGEST:
+        if not isinstance(inside, RowCurvature) \
+                or self.shape[0] * len(inside.ridges) ** 2 > _LARGEST:
             sizes = self.trace() / self.shape[1] + shift
             return lambda v: v / sizes[:, None]
         outputs = inside.outputs
@@ -465,8 +465,8 @@ class SpanCurvature(RowCurvature):
         self.span, self.outputs = span, span.outputs
         self.terms = (RowTerms(np.arange(n), span.basis, nothing, nothing, nothing[..., 0]),)
         # What preconditioners ask for: the curvature everywhere, and beside it that of each vector.
-        self.ridges, self.basis, \
-            self.intercept = np.full(p, float(span.outer.min(initial=np.inf))), None, False
+        self.ridges = np.full(p, float(span.outer.min(initial=np.inf)))
+        self.basis, self.intercept = None, False
         self.shape = n, p * self.outputs
 
     def times(self, vectors: Array) -> Array:

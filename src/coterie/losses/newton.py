@@ -153,11 +153,11 @@ class Search:
                                                           self.value[done]), decrement[done]
         self.converged[users] = (decrement[done] <= _ACCEPT * scale[done]) & ~diverged[done]
         # 5. The others go on.
-        self.active, self.x, self.damping, self.reach = self.active[keep], trial[keep], \
-            damping[keep], reach[keep]
+        self.active, self.x = self.active[keep], trial[keep]
+        self.damping, self.reach = damping[keep], reach[keep]
         self.closing = (self.closing | last)[keep]
-        self.decrement, self.still, self.earlier = decrement[keep], self.still[keep], \
-            self.earlier[keep]
+        self.decrement, self.still = decrement[keep], self.still[keep]
+        self.earlier = self.earlier[keep]
         self.before, self.idle = self.before[keep], self.idle[keep]
         self.lowest, self.least = self.lowest[keep], self.least[keep]
         if keep.size:

@@ -300,9 +300,8 @@ class _WideSearch(Search):
 
     def __init__(self, loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array,
                  who: Indices) -> None:
-        self.loss, self.samples, self.linear, self.centres, self.who = loss, samples, linear, \
-            centres, who
-        self.pulls = t
+        self.loss, self.samples, self.who = loss, samples, who
+        self.linear, self.pulls, self.centres = linear, t, centres
 
     def begin(self, start: Array) -> None:
         super().__init__(self._evaluate, start)
@@ -332,8 +331,8 @@ class _WideSearch(Search):
         damping = self.damping * norms * size
         step = -self.curvature.inverse(self.pull + damping)(gradient)
         decrement = np.einsum("nd,nd->n", -gradient, step)
-        scale = np.abs(self.value) + np.abs(np.einsum("nd,nd->n", gradient, x)) + 1e-9 * size \
-            * (x**2).sum(axis=1)
+        scale = np.abs(self.value) + np.abs(np.einsum("nd,nd->n", gradient, x)) \
+            + 1e-9 * size * (x**2).sum(axis=1)
         lengths = np.linalg.norm(step, axis=1)
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
         return cut[:, None] * step, cut, np.maximum(decrement, 0.0), scale + 1e-300, damping == 0.0

@@ -144,8 +144,8 @@ class Lean:
         from coterie.problem import edges as kernels
 
         inverses = np.linalg.inv(blocks + (radius * degrees)[:, None, None] * np.eye(w.shape[1]))
-        step, r, product, unused = np.zeros_like(w), right.copy(), np.empty_like(w), \
-            np.empty(len(w))
+        step, r = np.zeros_like(w), right.copy()
+        product, unused = np.empty_like(w), np.empty(len(w))
         z = np.einsum("nij,nj->ni", inverses, r)
         p, rz = z.copy(), float((r * z).sum())
         enough = 1e-4 * rz
