@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import coterie as ct
 from coterie.base.errors import InvalidInput
@@ -317,3 +319,46 @@ def test_the_log_of_releases_alone_has_no_exact_answers(budget):
     ask(budget, agreed(number("age")), "release", question())
     with NodeLedger(budget["ledger-dir"]) as ledger:
         assert ledger.exact_answers() == {}
+
+
+# -- any recipe
+
+names_of_columns = st.sampled_from(["age", "sex", "code", "income", "id", "y", "ward", "nobody"])
+column = st.builds(
+    Column, name=names_of_columns, kind=st.sampled_from(["number", "category", "flag", "date", "duration"]),
+    fill=st.sampled_from([0.0, -1.5, 1e300]), levels=st.lists(st.sampled_from(["f", "m", "x", "1", "30", "p7", ""]),
+                                                               max_size=3, unique=True).map(tuple),
+    reference=st.sampled_from([None, "f", "0"]), pooled=st.booleans(), missing=st.booleans(),
+    origin=st.sampled_from([0, 10**15]))
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(columns=st.lists(column, min_size=1, max_size=3),
+       task=st.sampled_from(["regression", "classification", "counts"]),
+       classes=st.sampled_from([(), ("0", "1"), ("a", "b", "c")]), target=st.sampled_from(["y", "sex", None]))
+def test_no_recipe_tells_tables_apart(budget, frame, tmp_path, columns, task, classes, target):
+    """Of a node with a budget: the same outcome and the same words, whatever its rows say."""
+    try:
+        agreement = agreed(*columns, task=task, classes=classes, target=target)
+    except InvalidInput:  # a server has its own errors
+        return
+    agreement = replace(agreement, units=None)
+    q, outcomes = len(agreement.features) + 1, []
+    odd = frame.with_columns(age=pl.lit("odd"), y=pl.lit(None, pl.String), sex=pl.lit("?"), code=pl.lit("1e400"))
+    for k, one in enumerate((frame, odd)):
+        one.write_csv(tmp_path / f"{k}.csv")
+        node = {**budget, "path": str(tmp_path / f"{k}.csv"), "ledger-dir": str(tmp_path / f"{k}")}
+        try:
+            got, why = ask(node, agreement, "release", question(1e-9, q), ("east", "west"))
+            outcomes.append(({name: reply["released"].shape for name, reply in got.items()}, why))
+        except ct.Incompatible as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_without_a_budget_tables_are_told_apart(own, frame, tmp_path):
+    """The twin: there the outcome is a fact of the rows."""
+    assert ask(own, agreed(number("age")), "describe")[0]
+    frame.with_columns(age=pl.lit("odd")).write_csv(tmp_path / "odd.csv")
+    with pytest.raises(ct.Incompatible):
+        ask({**own, "path": str(tmp_path / "odd.csv")}, agreed(number("age")), "describe")
