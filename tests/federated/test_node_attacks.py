@@ -35,7 +35,7 @@ def test_a_server_cannot_run_a_command(tmp_path):
     file.unlink()
     for own in ({}, None):
         nosy = Nosy(USERS, tmp_path / "users.npz", own, loss="subprocess:check_call", loss_options=options)
-        with pytest.raises(PermissionError, match=r"may name the losses squared_hinge.*not 'subprocess:check_call'"):
+        with pytest.raises(PermissionError, match=r"may name the losses .*squared_hinge.*not 'subprocess:check_call'"):
             nosy.ask("gradient", model=MODEL)
     node = Node({"data": "subprocess:check_call", "args": ["touch", str(file)]}, {"simulation": True})
     assert "may name the data csv, parquet" in node.introduce()["error"]
@@ -331,7 +331,7 @@ def test_a_message_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
     from coterie.federated import node
 
     def slow(data, batch):
-        for _ in range(400):
+        for _ in range(3000):
             time.sleep(0.01)
         return answer_all(data, batch)
 
@@ -340,7 +340,7 @@ def test_a_message_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
     began = time.monotonic()
     with pytest.raises(PermissionError, match=r"worked on it for 0.2 seconds, and its owner allows no more"):
         nosy.ask("gradient", model=MODEL)
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < 15.0  # of 30
     with NodeLedger(tmp_path / "ledger") as ledger:
         assert "max-seconds" in ledger.answers()[-1].reason
     monkeypatch.setattr(node, "answer_all", answer_all)
