@@ -14,6 +14,7 @@ import coterie as ct
 from coterie.base.errors import InvalidInput
 from coterie.datasets import ellipses
 from coterie.federated import sources
+from coterie.federated.bounds import too_much
 from coterie.federated.client import answer_all
 from coterie.federated.node import Node
 from coterie.federated.private.ledger import NodeLedger
@@ -322,6 +323,9 @@ def test_work_of_a_question_is_bounded_by_the_rows(tmp_path):
     assert nosy.ask("evidence", **hard(200))
     few = Nosy(USERS, tmp_path / "b.npz", {"max-questions": 10**6, "ledger-dir": str(tmp_path / "b")})
     assert few.ask("evidence", **hard(600))
+    train = {"model": MODEL, "steps": np.array(10_000), "rate": 1e-9}
+    assert "10,000 points, which is more work" in too_much(Query("train", 0, train), 2_160_000, 3)
+    assert few.ask("train", **train)
     home = {"centre": MODEL, "covariance": np.tile([1.0, 0, 0, 1, 0, 1], (17, 1)), "noise": 1.0}
     with pytest.raises(PermissionError, match="17 covariances, and 16 are allowed"):
         few.ask("home", **home)

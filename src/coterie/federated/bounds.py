@@ -213,7 +213,7 @@ def too_much(query: Message, rows: int, dim: int) -> str:
         points = float(max((arrays[name].size for name in ("models", "anchor") if name in arrays),
                            default=0)) / max(dim, 1)
     elif query.kind == "train":
-        points, cost = float(arrays["steps"]), float(rows) * dim
+        points, cost = float(arrays["steps"]), 0.05 * rows * dim  # a step is one gradient
     elif query.kind == "home":
         points = float(np.atleast_2d(arrays["covariance"]).shape[0])
         if points > _COVARIANCES:
