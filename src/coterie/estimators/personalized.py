@@ -32,6 +32,7 @@ from coterie.data.validation import Rows, group, show, suggest
 from coterie.estimators.shared import fit_quietly, keep, scored_without_users, settings_of
 from coterie.fitting import Settings
 from coterie.fitting.predictions import models_by_name
+from coterie.losses import LOSSES
 from coterie.problem.newcomers import Joined
 
 #: The one user of a fit without users.
@@ -229,7 +230,12 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
 
 
 def _has_probabilities(classifier: Any) -> bool:
-    return classifier.loss != "squared_hinge"
+    """Whether margins are logarithms of odds, which extend to several classes, too."""
+    return classifier.loss not in LOSSES or LOSSES[classifier.loss].log_odds
+
+
+def _counts(regressor: Any) -> bool:
+    return regressor.loss in LOSSES and LOSSES[regressor.loss].task == "counts"
 
 
 class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[misc]
@@ -440,9 +446,10 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         check_classification_targets(y)
         if reset:
             self.classes_ = np.unique(y)
-            if len(self.classes_) > 2 and self.loss == "squared_hinge":
-                raise InvalidInput("Only binary classification is supported by the squared hinge. "
-                                   f"The type of the target is {type_of_target(y)}",
+            if len(self.classes_) > 2 and not _has_probabilities(self):
+                raise InvalidInput("Only binary classification is supported by the "
+                                   f"{self.loss.replace('_', ' ')}. The type of the target is "
+                                   f"{type_of_target(y)}",
                                    remedy="Use the loss 'logistic'")
         codes = np.clip(np.searchsorted(self.classes_, y), 0, len(self.classes_) - 1)
         new = np.flatnonzero(self.classes_[codes] != y)
@@ -454,7 +461,7 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = self.loss != "squared_hinge"
+        tags.classifier_tags.multi_class = _has_probabilities(self)
         return tags
 
 
@@ -507,7 +514,7 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         """
         X, users = self._split_owners(X, users)
         X, y = self._checked(X, y, reset=True)
-        return self._fit(X, y, users, "counts" if self.loss == "poisson" else "regression")
+        return self._fit(X, y, users, "counts" if _counts(self) else "regression")
 
     def predict(self, X: Any, users: Any = None) -> Array:
         """The target, or the mean count, of each row, predicted by its user's model.
@@ -571,5 +578,5 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = self.loss == "poisson"
+        tags.target_tags.positive_only = _counts(self)
         return tags

@@ -332,8 +332,8 @@ def make_loss(task: Task, name: str, ridge: float, n_classes: int) -> Loss:
                            remedy=f"Choose one of: auto, {', '.join(fitting)}")
     kind: Any = LOSSES[fitting[0] if name == "auto" else name]
     if task == "classification" and n_classes > 2:
-        if name == "squared_hinge":
-            raise InvalidInput(f"the squared hinge is for two classes, got {n_classes}",
+        if not kind.log_odds:
+            raise InvalidInput(f"the {name.replace('_', ' ')} is for two classes, got {n_classes}",
                                remedy="Use 'logistic'")
         kind = Multinomial
     if not (isinstance(ridge, (int, float)) and 0 <= ridge < np.inf):
