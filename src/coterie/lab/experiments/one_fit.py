@@ -4,7 +4,6 @@ Run as a script, with the folder of another version of coterie in PYTHONPATH, it
 that version: `python one_fit.py FILE`, where FILE holds the arguments and gets the answer.
 """
 
-import inspect
 import pickle
 import sys
 from pathlib import Path
@@ -19,12 +18,12 @@ def fit_and_predict(train: Any, test: Any, user: str, target: str, task: str,
     import coterie
     from coterie.data.frames import to_frame
 
-    fitted = coterie.fit_table(to_frame(train), user=user, target=target, task=task)
-    others: dict[str, Any] = {}
-    if task != "classification" and "interval" in inspect.signature(
-            fitted.predict).parameters:
-        others["interval"] = LEVEL
-    predicted = fitted.predict(to_frame(test), **others)
+    fitted: Any = coterie.fit_table(to_frame(train), user=user, target=target, task=task)
+    test = to_frame(test)
+    try:
+        predicted = fitted.predict(test, interval=LEVEL)
+    except (TypeError, coterie.InvalidInput):  # classes, some kinds of fits, an older version
+        predicted = fitted.predict(test)
     columns: dict[str, list[Any]] = predicted.to_dict(as_series=False)
     return columns | {"kind": [str(fitted.kind)]}
 
