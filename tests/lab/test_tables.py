@@ -285,7 +285,10 @@ def test_ratios_are_over_the_best_that_finished():
     assert lines[-1] == "failed: lightgbm on t: it broke"
     [row] = tables.compare(found, scores(coterie=(4.0,)))  # one seed is missing
     assert math.isnan(row.over_before)
-    alone = tables.compare(scores(coterie=(2.0, 4.0)))
+    alone = tables.compare([one._replace(coverage=share) for one, share in zip(scores(coterie=(2.0, 4.0)), (0.9, 1.0),
+                                                                                strict=True)])
+    assert tables.describe(alone, [])[-1] == (
+        "intervals of 90%: cover 95.0% of the rows of a table (mean of 1), 95.0% to 95.0%; within 2 % on 0")
     assert math.isnan(alone[0].over_all)
     assert tables.compare(scores(one_ridge=(1.0, 1.0))) == []
 

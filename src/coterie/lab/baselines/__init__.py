@@ -8,7 +8,7 @@
 a column that names the user, such as mixed models.
 """
 
-from coterie.lab.baselines.anchors import GPBoost, Lme4, Mgcv, PyGAM
+from coterie.lab.baselines.anchors import GPBoost, Lme4, Lme4Slopes, Mgcv, MgcvSlopes, PyGAM
 from coterie.lab.baselines.averaging import FedAvgBaseline, FineTuning, PerFedAvg
 from coterie.lab.baselines.base import BUDGET, Baseline, Fitted, tune
 from coterie.lab.baselines.central import (
@@ -45,11 +45,12 @@ ONE_LINERS: dict[str, type[Central]] = {method.name: method for method in (
 COMPARATORS: dict[str, type[Central]] = ONE_LINERS | {method.name: method for method in (
     MixedSlopes, BoostedTrees, PlainTrees)}
 ANCHORS: dict[str, type[Central]] = {method.name: method for method in (
-    GPBoost, PyGAM, Lme4, Mgcv)}
+    GPBoost, PyGAM, Lme4, Lme4Slopes, Mgcv, MgcvSlopes)}
 
 __all__ = ["ANCHORS", "BASELINES", "BUDGET", "CENTRAL", "CFL", "COMPARATORS", "IFCA", "ODCL",
            "ONE_LINERS", "Baseline", "BoostedTrees", "Central", "CentralFit", "Comet", "Ditto",
            "FedAvgBaseline", "FineTuning", "Fitted", "GPBoost", "Global", "HypCluster", "KMeans",
-           "Lme4", "Local", "Mgcv", "MixedIntercept", "MixedSlopes", "Mocha", "ODCLKMeans",
-           "OneHotRidge", "OneRidge", "Oracle", "PerFedAvg", "PlainTrees", "PyGAM", "RidgePerUser",
+           "Lme4", "Lme4Slopes", "Local", "Mgcv", "MgcvSlopes", "MixedIntercept", "MixedSlopes",
+           "Mocha", "ODCLKMeans", "OneHotRidge", "OneRidge", "Oracle", "PerFedAvg", "PlainTrees",
+           "PyGAM", "RidgePerUser",
            "SquaredPenaltyBaseline", "tune"]

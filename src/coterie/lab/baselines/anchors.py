@@ -112,9 +112,10 @@ class PyGAM(Anchor):
 
 @dataclass(frozen=True, kw_only=True)
 class InR(Anchor):
-    """A method of R: formulas are tried from the richest on until one can be fitted."""
+    """A method of R."""
 
-    formulas: ClassVar[str]  # R code: from x, inside, curved (names of columns) to a list of texts
+    package: ClassVar[str]
+    formula: ClassVar[str]  # R code: from x, inside and curved, which are names of columns
     call: ClassVar[str]  # R code: fit formula f with family g to data d
 
     @classmethod
@@ -123,73 +124,77 @@ class InR(Anchor):
         if shutil.which("Rscript"):
             return None
         return InvalidInput(f"The method {cls.name!r} needs R, which is not installed",
-                            remedy=f"Run: apt-get install r-cran-{cls.name}")
+                            remedy=f"Run: apt-get install r-cran-{cls.package}")
 
     def _means(self, users: Users, task: Task) -> Any:
         family = {"regression": "gaussian", "classification": "binomial", "counts": "poisson"}[task]
+        script = _SCRIPT % (self.package, family, _CURVED, self.formula, self.call)
 
         def means(rows: Users) -> Array:
             with tempfile.TemporaryDirectory() as folder:
+                heading = ",".join(["y", "user", *(f"x{j}" for j in range(rows.n_features))])
                 for name, part in (("train", users), ("test", rows)):
-                    values = np.c_[part.targets, part.owner, part.features]
-                    np.savetxt(Path(folder, name), values, delimiter=",", comments="",
-                               header=",".join(["y", "user", *(f"x{j}" for j in range(
-                                   part.n_features))]))
-                done = subprocess.run(["Rscript", "-e", _SCRIPT % (
-                    self.name, family, _CURVED, self.formulas, self.call)], cwd=folder, text=True,
-                    capture_output=True, check=False)
+                    np.savetxt(Path(folder, name), np.c_[part.targets, part.owner, part.features],
+                               delimiter=",", header=heading, comments="")
+                done = subprocess.run(["Rscript", "-e", script], cwd=folder, text=True,
+                                      capture_output=True, check=False)
                 if done.returncode:
-                    raise InvalidInput(f"{self.name}: {done.stderr.strip()[-200:]}")
+                    raise InvalidInput(" ".join(done.stderr.split())[-200:])
                 return np.loadtxt(Path(folder, "means"), ndmin=1)
 
         return means
 
 
 _SCRIPT = """
-suppressMessages(library(%s)); g <- %s; least <- %d
+suppressMessages(library(%s)); g <- %s; enough <- %d
 d <- read.csv("train"); t <- read.csv("test"); levels <- sort(unique(c(d$user, t$user)))
 d$user <- factor(d$user, levels); t$user <- factor(t$user, levels)
 x <- setdiff(names(d), c("y", "user"))
 inside <- x[sapply(x, function(j) any(tapply(d[[j]], d$user, function(v) max(v) > min(v)),
                                       na.rm = TRUE))]
-curved <- x[sapply(x, function(j) length(unique(d[[j]])) >= least)]
+curved <- x[sapply(x, function(j) length(unique(d[[j]])) >= enough)]
 plus <- function(...) paste(c(...), collapse = " + ")
-formulas <- %s
-for (text in formulas) {
-  f <- as.formula(text)
-  m <- try(suppressWarnings(suppressMessages(%s)), silent = TRUE)
-  p <- try(as.numeric(predict(m, t, type = "response", allow.new.levels = TRUE)), silent = TRUE)
-  if (is.numeric(p) && all(is.finite(p))) { write(p, "means", ncolumns = 1); quit() }
-}
-stop(p)
+f <- as.formula(%s)
+m <- suppressWarnings(suppressMessages(%s))
+p <- as.numeric(predict(m, t, type = "response", allow.new.levels = TRUE))
+write(p, "means", ncolumns = 1)
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lme4(InR):
-    """A random intercept and random slopes per user: of any covariance up to four columns,
-    independent otherwise.
-    """
+    """A random intercept per user."""
 
     name: ClassVar[str] = "lme4"
-    formulas: ClassVar[str] = """{
-  fixed <- plus("y ~ 1", x)
-  c(if (length(inside) %in% 1:4) paste0(fixed, " + (1 + ", plus(inside), " | user)"),
-    if (length(inside)) paste0(fixed, " + (1 + ", plus(inside), " || user)"),
-    paste(fixed, "+ (1 | user)"))
-}"""
-    call: ClassVar[str] = """if (identical(g, gaussian)) lmer(f, d) else glmer(f, d, family = g)"""
+    package: ClassVar[str] = "lme4"
+    formula: ClassVar[str] = 'plus("y ~ 1", x, "(1 | user)")'
+    call: ClassVar[str] = "if (identical(g, gaussian)) lmer(f, d) else glmer(f, d, family = g)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lme4Slopes(Lme4):
+    """Random slopes, too: of any covariance up to four columns, independent otherwise."""
+
+    name: ClassVar[str] = "lme4 slopes"
+    formula: ClassVar[str] = (
+        'plus("y ~ 1", x, paste("(", plus(1, inside), if (length(inside) > 4) "||" else "|",'
+        ' "user)"))')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mgcv(InR):
-    """Splines of all columns with enough values, a random intercept and random slopes, by REML."""
+    """Splines of columns with enough values, and a random intercept per user."""
 
     name: ClassVar[str] = "mgcv"
-    formulas: ClassVar[str] = """{
-  bends <- sapply(x, function(j) if (j %in% curved) sprintf("s(%s, k = %d)", j,
-      min(10, length(unique(d[[j]])))) else j)
-  level <- 's(user, bs = "re")'; slopes <- sprintf('s(user, %s, bs = "re")', inside)
-  c(plus("y ~ 1", bends, level, slopes), plus("y ~ 1", bends, level), plus("y ~ 1", x, level))
-}"""
-    call: ClassVar[str] = """bam(f, data = d, family = g, discrete = nrow(d) > 1000)"""
+    package: ClassVar[str] = "mgcv"
+    formula: ClassVar[str] = """plus("y ~ 1", 's(user, bs = "re")', sapply(x, function(j) {
+  if (j %in% curved) sprintf("s(%s, k = %d)", j, min(10, length(unique(d[[j]])))) else j }))"""
+    call: ClassVar[str] = "bam(f, data = d, family = g, discrete = nrow(d) > 1000)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MgcvSlopes(Mgcv):
+    """Random slopes, too."""
+
+    name: ClassVar[str] = "mgcv slopes"
+    formula: ClassVar[str] = f"""plus({Mgcv.formula}, sprintf('s(user, %s, bs = "re")', inside))"""

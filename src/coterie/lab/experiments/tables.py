@@ -319,6 +319,12 @@ def describe(rows: Sequence[Standing], scores: Iterable[Score]) -> list[str]:
             lines.append(f"over {what}: {np.exp(np.log(ratios).mean()):.3f} (geometric mean of "
                          f"{ratios.size}), worst {ratios.max():.2f}; by over 2 % better on {wins} "
                          f"and worse on {losses}; over 10 % worse on {clear}, twice on {twice}")
+    covered = np.array([row.coverage for row in rows if math.isfinite(row.coverage)])
+    if covered.size:
+        close = int((np.abs(covered - one_fit.LEVEL) <= 0.02).sum())
+        lines.append(f"intervals of {one_fit.LEVEL:.0%}: cover {covered.mean():.1%} of the rows of "
+                     f"a table (mean of {covered.size}), {covered.min():.1%} to "
+                     f"{covered.max():.1%}; within 2 % on {close}")
     failed: dict[tuple[str, str], dict[str, None]] = {}
     for one in scores:
         if not math.isfinite(one.loss):
