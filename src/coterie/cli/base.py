@@ -185,7 +185,7 @@ TaskName = Annotated[str, Opt(help=f"auto, or one of: {', '.join(TASKS)}.")]
 LossName = Annotated[str, Opt(help=f"auto, or one that fits the task: {_LOSSES}.")]
 Lam = Annotated[
     str, Opt(help="auto: the groups found; score: the least loss on held-out rows; or a number.")]
-Weights = Annotated[str, Opt(help=f"One of: {', '.join(KINDS)}. auto: from the groups found; "
+Weights = Annotated[str, Opt(help=f"One of: {', '.join(KINDS)}. auto: chosen by the fit; "
                              "unit: 1 for all pairs (paper).")]
 Count = Annotated[str, Opt(help="rows or users: give every row, or every user, the same weight in "
                            "its group's model.")]

@@ -442,9 +442,8 @@ def _around(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
     covariances = square(queries.shared["covariance"], loss.dim(parts[0]))
     answers = [expanded(loss, part, Around(queries.arrays["centre"][:, k], covariances[k]))
                for k, part in enumerate(parts)]
-    values, gradients, models = (np.stack(part, axis=1) for part in zip(*answers, strict=True))
-    return {"values": _finite(values), "gradient": np.nan_to_num(gradients, posinf=0.0, neginf=0.0),
-            "model": np.nan_to_num(models, posinf=0.0, neginf=0.0)}
+    values, gradients = (np.stack(part, axis=1) for part in zip(*answers, strict=True))
+    return {"values": _finite(values), "gradient": np.nan_to_num(gradients, posinf=0.0, neginf=0.0)}
 
 
 def _finite(values: Array) -> Array:

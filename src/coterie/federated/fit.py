@@ -283,7 +283,7 @@ class SessionSource:
         self.runtime.use(replace(self.agreement, units=units,
                                  train_units=train[0] if train else None))
         # What users said of this loss at the last centres, by part, position and covariance.
-        self._said: dict[tuple[int, int, bytes], Statements] = {}
+        self._said: dict[tuple[int, bytes], Statements] = {}
 
     def _ask(self, kind: str, arrays: dict[str, Array] | None = None, **shared: Any) -> Any:
         values = {name: np.asarray(value) for name, value in shared.items()}
@@ -313,11 +313,11 @@ class SessionSource:
         centres, covariances = _padded([each[:2] for each in asked])
         told = self._ask("around", {"centre": centres}, covariance=triangle(covariances))
         answers = [Expanded(*(told[name][:, k, :len(each.covariances)]
-                              for name in ("values", "gradient", "model")))
+                              for name in ("values", "gradient")))
                    for k, each in enumerate(asked)]
         for part, (each, answer) in enumerate(zip(asked, answers, strict=True)):
             for k, covariance in enumerate(each.covariances):
-                key = part, k, covariance.tobytes()
+                key = part, covariance.tobytes()
                 new = Statements(each.centres[:, k], answer.values[:, k], answer.gradients[:, k],
                                  np.ones(len(told["values"])))
                 self.session.refuse(plausible.contradict(self._said.get(key, new), new))

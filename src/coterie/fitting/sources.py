@@ -3,7 +3,7 @@
     summary     level, slope and curvature of each user's loss at its best model around a centre
     evidence    how likely its rows are for models around given centres, by Laplace's approximation
     around      value and slope of the loss of a centre: the user's loss, or with a personal part
-                its envelope (`Personal`); and the model that the user gets around this centre
+                its envelope (`Personal`), whose slope says which model the user gets
     finish      the certificate of the models handed out, and scores on held-out rows
 
 A federation asks the same questions, each in one round, and users answer by the functions here.
@@ -52,7 +52,6 @@ class Expanded(NamedTuple):
 
     values: Array  # (n_users, k)
     gradients: Array  # (n_users, k, dim)
-    models: Array  # (n_users, k, dim) the models that users get
 
 
 class Judged(NamedTuple):
@@ -78,7 +77,7 @@ class FitSource(Source, Protocol):
         """
 
     def around(self, asked: list[Around]) -> list[Expanded]:
-        """Values, slopes and models around centres, by part."""
+        """Values and slopes around centres, by part."""
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
@@ -197,7 +196,7 @@ def expanded(loss: Loss, users: Users, asked: Around) -> Expanded:
         samples, centres = _prepare(outer, users), asked.centres[:, k]
         with np.errstate(over="ignore", invalid="ignore"):  # trial points
             values, gradients, _ = outer.evaluate(samples, centres, 1)
-            parts.append((values, gradients, outer.own_models(samples, centres)))
+            parts.append((values, gradients))
     return Expanded(*(np.stack(part, axis=1) for part in zip(*parts, strict=True)))
 
 

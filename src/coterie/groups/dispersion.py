@@ -87,6 +87,19 @@ def without_outliers(users: Users, loss: Loss) -> tuple[Users, Loss]:
         squared
 
 
+def has_outliers(users: Users, loss: Squared, noises: Array) -> bool:
+    """Whether targets have heavy tails inside users whose noise variances have these ratios."""
+    if isinstance(users, Condensed):
+        return False
+    few = sample_users(users.n_users)
+    some = users.take(few)
+    huber = Huber(**{f.name: getattr(loss, f.name) for f in fields(Squared)},
+                  delta=_OUTLIER * float(np.sqrt(dispersion(loss, some, loss.prepare(some)))))
+    scaled = _residuals(huber, some, 1e-3) / np.sqrt(noises[few])[some.owner]
+    deviation = _NORMAL * float(np.median(np.abs(scaled)))
+    return float((scaled**2).mean()) > _HEAVY * deviation**2
+
+
 def _tails(huber: Huber, users: Users, pull: float) -> tuple[float, bool]:
     """The standard deviation of a normal distribution with the quartiles of the noise; whether the
     tails are heavy.

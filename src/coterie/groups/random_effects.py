@@ -32,7 +32,7 @@ import numpy as np
 
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Users
-from coterie.groups.dispersion import dispersion, without_outliers, without_ridge
+from coterie.groups.dispersion import dispersion, has_outliers, without_outliers, without_ridge
 from coterie.groups.noise import noise_of_users
 from coterie.groups.spread import Expansions, project, total
 from coterie.groups.summaries import Summaries, intercepts_of
@@ -121,8 +121,10 @@ def search_summaries(users: Users, loss: Loss) -> Summaries:
     if known is not None and type(loss) is Squared:
         learned = learn_spread(users, loss, np.zeros(users.n_users, dtype=np.int64))
         noises = None if learned is None else learned.noises
+        # Beyond this proportion, and where tails are heavy inside users, targets are outliers.
         if learned is not None and noises is not None \
-                and noises.max() < _PROPORTION * noises.min():  # beyond it targets are outliers
+                and noises.max() < _PROPORTION * noises.min() \
+                and not has_outliers(users, loss, noises):
             return replace(known, noise=learned.noise, noises=noises)
     few, squared = without_outliers(users, loss)
     return known if known is not None and few is users else Summaries.exact(few, squared)

@@ -57,7 +57,7 @@ class Reply(NamedTuple):
     point : (n_users, parts, dim).
     value, gradient, hessian : (n_users, parts, ...) of the loss without ridge, a mean over rows.
     information : (n_users, parts) mean of 4 p (1 - p) over rows, for two classes; else 1.
-    spare : (n_users, parts) sum over rows of slope^2 / curvature, for counts; else 0.
+    spare : (n_users, parts) rows times the mean of slope^2 / curvature, for counts; else 0.
     """
 
     point: Array
@@ -251,7 +251,7 @@ class _Working(NamedTuple):
 
     loss: Quadratic
     sizes: Ints
-    squares: Array  # (n,) sum of slope^2 / curvature of rows, at the points
+    squares: Array  # (n,) rows times the mean of slope^2 / curvature, at the points
     intercepts: Flags
     counts: bool
 
@@ -469,13 +469,19 @@ def summary_at(loss: Loss, parts: list[Users], centre: Array, covariance: Array,
 
 
 def _squares(loss: Loss, users: Users, points: Array) -> Array:
-    """(n_users,) the sum over rows of slope^2 / curvature (Pearson's statistic), for counts."""
+    """(n_users,) for counts, the rows times the mean of slope^2 / curvature (Pearson's statistic).
+
+    Rows have the weight that they have in the slope of the loss, curvature |row|^2: where counts
+    vary most among the largest, slopes do, too, and models seem to differ.
+    """
     if not isinstance(loss, Poisson):
         return np.zeros(users.n_users)
     assert users.targets is not None
     t = loss.decision(users.features, points[users.owner])
-    parts = loss.slope(t, users.targets) ** 2 / np.maximum(loss.curvature(t, users.targets), 1e-300)
-    return np.asarray(np.bincount(users.owner, parts, users.n_users))
+    lengths = (users.features**2).sum(axis=1) + 1.0
+    sums = [np.bincount(users.owner, part * lengths, users.n_users)
+            for part in (loss.slope(t, users.targets) ** 2, loss.curvature(t, users.targets))]
+    return np.asarray(users.counts * sums[0] / np.maximum(sums[1], 1e-300))
 
 
 def evidence_of(loss: Loss, users: Users, asked: Hypotheses) -> Told:

@@ -219,7 +219,7 @@ def settings_sentence(source: Fit | Path | Solution, settings: Mapping[str, Any]
     if not isinstance(s.lam, str):
         parts.append(f"penalty strength {s.lam:g} as given")
     elif s.lam == "score" or s.weights != "auto":
-        by = "silhouette" if s.task == "clustering" else "held-out rows"
+        by = "persistence of clusters" if s.task == "clustering" else "held-out rows"
         parts.append(f"penalty strength chosen by {by}")
     else:
         parts.append("groups and penalty strength chosen automatically")
