@@ -25,7 +25,7 @@ from coterie.base.errors import InvalidInput
 from coterie.base.machine import keep_freed_memory, set_threads
 from coterie.data.encoding import TASKS
 from coterie.data.validation import split_names as split_names
-from coterie.fitting.units import FITTING
+from coterie.losses import LOSSES
 from coterie.problem.weights import KINDS
 
 CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an "
@@ -170,7 +170,7 @@ def plain(text: str) -> str:
     return escape(text)
 
 
-_LOSSES = ", ".join(dict.fromkeys(name for names in FITTING.values() for name in names))
+_LOSSES = ", ".join(LOSSES)
 Table = Annotated[Path,
                   Arg(help="A file with one row per sample (CSV, Parquet, Excel or JSON lines, "
                            "also compressed); - is standard input.")]

@@ -198,8 +198,8 @@ def _expand(data: Data, queries: Batch) -> Answer:
         have = queries.arrays.get("count", np.zeros(len(users))).astype(np.int64)
         forms = hessian_parts(hessians, ridge_of(hessians), have, rank, withheld)
     else:
-        forms = _forms(hessians, rank, counts) if withheld is None else _bounded(hessians, rank,
-            counts, withheld)
+        forms = (_forms(hessians, rank, counts) if withheld is None
+                 else _bounded(hessians, rank, counts, withheld))
     return {"value": values, "gradient": gradients}, ragged | forms
 
 
@@ -213,9 +213,8 @@ def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
     steps = models - anchors
     values, gradients, hessians = evaluated(data.loss, data.samples, anchors, users)
     slopes = np.einsum("nd,nd->n", gradients, steps)
-    second = 0.5 * (np.einsum("nd,nd->n", steps, hessians.times(steps)) if isinstance(hessians,
-        RowCurvature) else
-                    np.einsum("nd,nde,ne->n", steps, hessians, steps))
+    second = 0.5 * (np.einsum("nd,nd->n", steps, hessians.times(steps)) if isinstance(
+        hessians, RowCurvature) else np.einsum("nd,nde,ne->n", steps, hessians, steps))
     share = np.ones(len(users))
     for _ in range(60):
         reached = data.loss.evaluate(data.samples, between(anchors, models, share), 0, users).values

@@ -57,7 +57,7 @@ from coterie.groups.refining import Refining
 from coterie.groups.search import SearchOptions, propose, whole_problem
 from coterie.groups.spread import solve_damped
 from coterie.groups.summaries import Summaries, ridge_of
-from coterie.losses import AffineLoss, Samples
+from coterie.losses import Samples
 from coterie.losses.derived import Remote
 from coterie.losses.rows import too_wide
 from coterie.problem.graph import Graph
@@ -225,10 +225,9 @@ def with_learned_ridge(units: Units, known: Summaries, sharing: Sharing) -> Unit
         variance += float(np.diag(known.one.covariance)[free].mean())
     ridge = known.noise * groups / (variance * max(float(known.sizes.sum()), 1.0))
     loss = units.loss
-    if not isinstance(loss, AffineLoss) or not ridge > loss.ridge:
+    if not loss.affine or not ridge > loss.ridge:
         return units
-    share = loss.ridge / ridge
-    return replace(units, loss=replace(loss, ridge=ridge, penalize_intercept=share))
+    return replace(units, loss=loss.with_ridge(ridge, loss.ridge / ridge))
 
 
 # -- centres

@@ -26,7 +26,6 @@ from coterie.data.users import Users
 from coterie.data.validation import show
 from coterie.fitting.scores import METRICS
 from coterie.fitting.units import Units
-from coterie.losses import SquaredHinge
 
 #: What predictions are made for: a file, a polars frame, or users.
 Data = Any
@@ -251,7 +250,7 @@ class Predictor:
         values: Sequence[Any] = range(self.units.n_classes) if recipe is None \
             else recipe.class_values
         columns = {"prediction": [values[int(c)] for c in predictions]}
-        if not isinstance(self.units.loss, SquaredHinge):
+        if self.units.loss.log_odds:
             shares = self.units.probabilities(X, models)
             names = values if recipe is None else recipe.classes
             columns |= {f"probability {name}": shares[:, c].tolist() for c,

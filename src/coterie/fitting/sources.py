@@ -25,8 +25,7 @@ from coterie.fitting.scores import METRICS, Scores, worse_than_alone
 from coterie.fitting.units import Units, UserStatistics
 from coterie.groups.summaries import RowsSource, Source
 from coterie.groups.wide_models import fit_models
-from coterie.losses import Huber, Loss, Personal, Samples
-from coterie.losses.derived import Remote
+from coterie.losses import Loss, Personal, Samples
 from coterie.losses.personal import PersonalSamples
 from coterie.losses.rows import too_wide
 from coterie.problem.certificates import certify
@@ -111,7 +110,7 @@ class RowsFitSource(RowsSource):
             parts.append((train_units or units).inner(kept))
         super().__init__(units.loss, parts)
         self.units, self.train_units, self.test = units, train_units or units, test
-        self.exact = units.loss.quadratic or isinstance(units.loss, Huber)
+        self.exact = units.loss.quadratic or units.loss.least_squares
         targets = UserStatistics.of(users if kept is None else kept).targets
         if targets is not None:  # by user, as users elsewhere send it
             self.target_mean = units.mean_target(targets.counts, targets.means)
@@ -126,10 +125,9 @@ class RowsFitSource(RowsSource):
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
-        remote = solution.problem.loss
-        assert isinstance(remote, Remote)
+        loss = solution.problem.loss.stated
         with warnings.catch_warnings(action="ignore", category=CoterieWarning):
-            problem = Problem(self.parts[0], remote.loss, solution.lam, solution.problem.graph)
+            problem = Problem(self.parts[0], loss, solution.lam, solution.problem.graph)
         proof = certify(problem, solution.models, solution.duals)
         if proof.relative_gap > tol:
             proof = min(proof, certify(problem, solution.models), key=lambda c: c.relative_gap)

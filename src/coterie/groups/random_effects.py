@@ -36,7 +36,7 @@ from coterie.groups.dispersion import dispersion, has_outliers, without_outliers
 from coterie.groups.noise import noise_of_users
 from coterie.groups.spread import Expansions, project, total
 from coterie.groups.summaries import Summaries, intercepts_of
-from coterie.losses import Loss, Squared
+from coterie.losses import Loss
 from coterie.losses.derived import Grouped
 
 SHAPES = ("round", "intercept", "diagonal", "one direction", "full")
@@ -118,7 +118,7 @@ def search_summaries(users: Users, loss: Loss) -> Summaries:
     where it differs; else without outliers.
     """
     known = Summaries.exact(users, loss) if loss.quadratic else None
-    if known is not None and type(loss) is Squared:
+    if known is not None and loss.gaussian:
         learned = learn_spread(users, loss, np.zeros(users.n_users, dtype=np.int64))
         noises = None if learned is None else learned.noises
         # Beyond this proportion, and where tails are heavy inside users, targets are outliers.
@@ -139,7 +139,7 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     models = _first_models(loss, users, labels)
     learn = _Learner(Expansions.at(plain, samples, rows, models), models, labels, rows,
                      dispersion(plain, users, samples), intercepts_of(loss, samples),
-                     gaussian=type(loss) is Squared)
+                     gaussian=loss.gaussian)
     without, best = learn("none"), None
     if np.isfinite(without.evidence):
         best = learn.best(without)
