@@ -114,6 +114,11 @@ def main() -> None:
         error.print(f"[bold red]coterie:[/] {plain(str(problem))}", soft_wrap=True, highlight=False)
         codes = {errors.MissingExtra: 3, errors.NotConverged: 1}
         raise SystemExit(codes.get(type(problem), 2)) from None
+    except (MemoryError, RecursionError) as problem:
+        what = "memory does not suffice" if isinstance(problem, MemoryError) else \
+            "the input is nested too deep"
+        error.print(f"[bold red]coterie:[/] {what}.", soft_wrap=True, highlight=False)
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         error.print("Interrupted.")
         raise SystemExit(130) from None
@@ -147,7 +152,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object,
 
 def say(text: object, style: str | None = None, to: Console = console) -> None:
     """Print a sentence as it is, on as many lines as the terminal needs."""
-    to.print(str(text), style=style, soft_wrap=True, markup=False, highlight=False)
+    to.print(visible(str(text)), style=style, soft_wrap=True, markup=False, highlight=False)
 
 
 def grid(title: str, headings: Iterable[str], rows: Iterable[Sequence[str]] = (), *,
@@ -159,15 +164,22 @@ def grid(title: str, headings: Iterable[str], rows: Iterable[Sequence[str]] = ()
     for name in headings:
         table.add_column(name, justify="right" if name in right else "left", no_wrap=name in fixed)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(visible, row))
     return table
 
 
+def visible(text: str) -> str:
+    """Text without control characters: names are other people's words, and a terminal obeys some.
+    """
+    return text if text.isprintable() else "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
 def plain(text: str) -> str:
-    """Text without markup for rich."""
+    """Text without control characters, and without markup for rich."""
     from rich.markup import escape
 
-    return escape(text)
+    return escape(visible(text))
 
 
 _LOSSES = ", ".join(LOSSES)

@@ -411,10 +411,11 @@ def load_run(folder: str | PathLike[str]) -> Run:
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
             len(names), arrays["pairs"], np.asarray(arrays["weights"]))
         given |= _read_parts_of_a_fit(info, solved.shape[1])
+        lam, duals = float(arrays["lam"]), arrays["duals"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
-    return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
-               models=solved if own is None else own, duals=arrays["duals"],
+    return Run(folder=folder, info=info, lam=lam, names=names, solved=solved,
+               models=solved if own is None else own, duals=duals,
                graph=graph, noise=1.0 if noise is None else float(noise), **given)
 
 
@@ -489,7 +490,7 @@ def read(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
                            remedy="Give the folder that was named with --out")
     try:
         info = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
     if not isinstance(info, dict):
         raise InvalidInput(f"{file} holds no run", remedy=AGAIN)

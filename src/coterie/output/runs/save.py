@@ -37,7 +37,7 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput, MissingExtra
 from coterie.base.labels import many
-from coterie.base.storage import json_ready, pack, safe_cell, write_atomically
+from coterie.base.storage import LOCK, json_ready, pack, safe_cell, write_atomically
 from coterie.base.types import Array
 from coterie.data.condensed import Condensed
 from coterie.data.frames import distinct, write_parquet
@@ -370,7 +370,7 @@ def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False,
     foreign = parts is not None and not all(".coterie" in file.suffixes for file in parts)
     finished = _is_run(folder / "run.json")
     if folder.is_dir() and parts is None and not finished:
-        foreign = not {file.name for file in folder.iterdir()} <= UNFINISHED
+        foreign = not {file.name for file in folder.iterdir()} <= {*UNFINISHED, LOCK}
     if foreign:
         raise InvalidInput(f"{folder} holds other files",
                            remedy="Name an empty or a new folder with --out")
