@@ -23,6 +23,7 @@ from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input, read_table, row_place
 from coterie.data.frames import users_frame
 from coterie.data.users import Users
+from coterie.fitting.average import Average
 from coterie.fitting.kinds import Count, handed_out, kind_of, stated_loss
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.predictions import Data, Predictor, PredictsRows
@@ -31,7 +32,7 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, learn_units
 from coterie.losses import Loss, Squared
 from coterie.output import report
-from coterie.output.runs.save import RELEASED, model_columns
+from coterie.output.runs.save import AVERAGE, RELEASED, model_columns
 from coterie.problem.certificates import certify
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
@@ -75,6 +76,7 @@ class Run(PredictsRows):
     centres : (n_clusters, dim) what the users of each group share, in the solver's units; None
         where unknown.
     noise : the variance of a typical user's noise, for personal models of newcomers.
+    average : of several kinds of models, which predicts; None where the run has none.
 
     Example
     -------
@@ -98,6 +100,7 @@ class Run(PredictsRows):
     scale: Array | None = None
     centres: Array | None = None
     noise: float = 1.0
+    average: Average | None = None
 
     def __repr__(self) -> str:
         gap = f"claims a gap of {self.gap:.1e}" if np.isfinite(self.gap) else "claims no bound"
@@ -200,7 +203,7 @@ class Run(PredictsRows):
     def _predictor(self) -> Predictor:
         return Predictor(units=self._require(self.units), recipe=self.recipe, names=self.names,
                          models=self.models, labels=self.labels, together=self.together,
-                         fingerprint=self.info.get("fingerprint", ""))
+                         average=self.average, fingerprint=self.info.get("fingerprint", ""))
 
     def certify(self, data: Data = None) -> RunCertificate:
         """Certify the run again from its table.
@@ -411,6 +414,8 @@ def load_run(folder: str | PathLike[str]) -> Run:
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
             len(names), arrays["pairs"], np.asarray(arrays["weights"]))
         given |= _read_parts_of_a_fit(info, solved.shape[1])
+        if "average" in info:
+            given["average"] = _read_average(folder, len(names))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
     return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
@@ -442,6 +447,17 @@ def _read_parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
         if any(isinstance(info[name], (str, list, dict)) for name in ("n_clusters", "gap")):
             raise ValueError("its number of groups or its gap is no number")
     return parts
+
+
+def _read_average(folder: Path, n_users: int) -> Average:
+    """The average that predicts; raises where it is not about these users."""
+    file = folder / AVERAGE
+    if not file.exists():
+        raise InvalidInput(f"{folder} is incomplete: it has no {AVERAGE}", remedy=AGAIN)
+    average = Average.from_state(unpack(file.read_bytes(), str(file)))
+    if any(len(part.estimate.personal) != n_users for part in average.parts):
+        raise ValueError("its average is not about its users")
+    return average
 
 
 def _read_settings(asked: dict[str, Any]) -> Settings:
