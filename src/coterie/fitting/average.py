@@ -267,37 +267,60 @@ def find_average(units: Units, users: Users, sharing: Sharing,
     gain, error = float(worse.mean()), float(worse.std(ddof=1) / np.sqrt(len(worse)))
     if not gain > error:
         weights = np.eye(len(weights))[0]
-    # 4. The parts, for all users.
-    return _finished_parts(users, scales, candidates, learned, weights, judged, limits,
-                           gain=gain, error=error, left=left)
+    # 4. The parts, for all users, and distances for intervals.
+    spread = _spread_weights(judged, weights)
+    parts = _finish(users, _Options(scales, candidates, learned), weights, spread, settings.task,
+                    limits)
+    quantiles = _distances(judged, learned, weights, spread, left)
+    used = list(dict.fromkeys(part.scale for part in parts))
+    return Average(settings.task, float(weights[0]),
+                   tuple(part._replace(scale=used.index(part.scale)) for part in parts),
+                   tuple(scales[k] for k in used), limits, quantiles, gain, error)
 
 
-def _finished_parts(users: Users, scales: list[Scale], candidates: list[Candidate],
-                    learned: list[Learned], weights: Array, judged: _Judged, limits: Limits, *,
-                    gain: float, error: float, left: Ints) -> Average:
-    task, spread = judged.task, weights[1:] / max(float(weights[1:].sum()), 1e-300)
-    if weights[0] == 1.0:  # intervals need a variance: that of the best candidate
-        means = [float(judged.by_user(column).mean()) for column in judged.told.T[1:]]
-        spread = np.eye(len(means))[int(np.argmin(means))] if task == "regression" else spread
+class _Options(NamedTuple):
+    """What may be averaged."""
+
+    scales: list[Scale]
+    candidates: list[Candidate]
+    learned: list[Learned]
+
+
+def _spread_weights(judged: _Judged, weights: Array) -> Array:
+    """(n_candidates,) weights of variances: those of predictions or, where the kind predicts
+    alone, one for the best candidate of numbers.
+    """
+    if weights[0] < 1.0:
+        return np.asarray(weights[1:] / weights[1:].sum())
+    if judged.task != "regression":
+        return np.zeros(len(weights) - 1)
+    means = [float(judged.by_user(column).mean()) for column in judged.told.T[1:]]
+    return np.asarray(np.eye(len(means))[int(np.argmin(means))])
+
+
+def _finish(users: Users, options: _Options, weights: Array, spread: Array, task: Task,
+            limits: Limits) -> list[Part]:
+    """The parts, for all users."""
     parts = []
-    kept = np.flatnonzero(np.maximum(weights[1:], spread) > 0)
-    places = {k: n for n, k in enumerate(dict.fromkeys(candidates[j].scale for j in kept))}
-    for k in kept:
-        candidate = candidates[k]
-        scale = scales[candidate.scale]
+    for k in np.flatnonzero(np.maximum(weights[1:], spread) > 0):
+        candidate, first = options.candidates[k], options.learned[k].estimate
+        scale = options.scales[candidate.scale]
         estimate, gradient = (
-            finish_numbers(candidate, scale, users, learned[k].estimate) if task == "regression"
-            else finish_working(candidate, scale, users, learned[k].estimate, task, limits))
-        parts.append(Part(candidate.name, places[candidate.scale], float(weights[1 + k]),
+            finish_numbers(candidate, scale, users, first) if task == "regression"
+            else finish_working(candidate, scale, users, first, task, limits))
+        parts.append(Part(candidate.name, candidate.scale, float(weights[1 + k]),
                           float(spread[k]), estimate, gradient))
-    quantiles = np.zeros(0)
-    if task == "regression":
-        errors = np.sqrt(sum(share * learned[k].errors[left]**2
-                             for k, share in enumerate(spread) if share > 0))
-        away = np.abs(judged.y - judged.told @ weights) / np.maximum(errors, 1e-300)
-        quantiles = np.quantile(away, np.linspace(0.0, 1.0, _QUANTILES + 1))
-    return Average(task, float(weights[0]), tuple(parts), tuple(scales[k] for k in places), limits,
-                   quantiles, gain, error)
+    return parts
+
+
+def _distances(judged: _Judged, learned: list[Learned], weights: Array, spread: Array,
+               left: Ints) -> Array:
+    """Quantiles of the distances of rows left out, in standard deviations; for numbers only."""
+    if judged.task != "regression":
+        return np.zeros(0)
+    variances = np.stack([one.errors[left] ** 2 for one in learned], axis=1) @ spread
+    away = np.abs(judged.y - judged.told @ weights) / np.sqrt(np.maximum(variances, 1e-300))
+    return np.asarray(np.quantile(away, np.linspace(0.0, 1.0, _QUANTILES + 1)))
 
 
 def _some(users: Users) -> Ints:

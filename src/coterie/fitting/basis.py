@@ -27,7 +27,7 @@ _LOWEST = 0.5  # of the smallest value: logarithms are taken of no less
 _SEEN = 20_000  # rows that knots are chosen from, at most
 
 
-class Curve(NamedTuple):
+class ColumnCurve(NamedTuple):
     """The curve of one column."""
 
     column: int
@@ -63,7 +63,7 @@ class Basis:
     scale: Array
     range: Array
     varies: Flags
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[ColumnCurve, ...] = ()
     means: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
     @classmethod
@@ -132,7 +132,7 @@ class Basis:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """The basis that `state` describes."""
-        curves = tuple(Curve(int(each["column"]), *(np.asarray(each[name]) for name in
+        curves = tuple(ColumnCurve(int(each["column"]), *(np.asarray(each[name]) for name in
                                                     ("knots", "root", "line", "turn")))
                        for each in state["curves"])
         arrays = {name: np.asarray(state[name])
@@ -163,7 +163,7 @@ def _better_as_logs(x: Array) -> bool:
     return skewness(np.log(x)) < skewness(x)
 
 
-def _learn_curve(column: int, z: Array) -> Curve | None:
+def _learn_curve(column: int, z: Array) -> ColumnCurve | None:
     """The curve of a standardised column; None where it has too few values."""
     z = z[:: max(1, len(z) // _SEEN)]
     values = np.unique(z)
@@ -185,4 +185,4 @@ def _learn_curve(column: int, z: Array) -> Curve | None:
         return None
     # 2. The directions that are seen.
     _, scales, axes = np.linalg.svd(rest / size, full_matrices=False)
-    return Curve(column, knots, root, line, axes[scales > _KEPT * scales[0]].T / size)
+    return ColumnCurve(column, knots, root, line, axes[scales > _KEPT * scales[0]].T / size)

@@ -25,7 +25,7 @@ from coterie.fitting.basis import Basis
 from coterie.groups.hierarchy import (
     Estimate,
     Form,
-    Sums,
+    ModelSums,
     Variances,
     learn,
     with_scaled,
@@ -232,8 +232,8 @@ def learn_numbers(candidates: list[Candidate], scales: list[Scale], users: Users
         for f in range(-1, N_FOLDS):
             rows = np.flatnonzero(folds == f)
             offsets = np.searchsorted(users.owner[rows], np.arange(users.n_users + 1))
-            parts.append((rows, Sums.of(columns[rows], z[rows], offsets)))
-        whole = Sums(*(sum(arrays[1:], arrays[0]) for arrays in
+            parts.append((rows, ModelSums.of(columns[rows], z[rows], offsets)))
+        whole = ModelSums(*(sum(arrays[1:], arrays[0]) for arrays in
                        zip(*(part for _, part in parts), strict=True)))
         for candidate in candidates:
             if candidate.scale != k:
@@ -265,7 +265,7 @@ class Working(NamedTuple):
         """(n_rows,) the user of each row."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
-    def sums(self, margins: Array) -> Sums:
+    def sums(self, margins: Array) -> ModelSums:
         """The working least-squares problem at these margins, less the centre."""
         if self.task == "counts":
             margins = np.clip(margins, _LOWEST_LOG, self.top)
@@ -275,7 +275,7 @@ class Working(NamedTuple):
             mean = 1.0 / (1.0 + np.exp(-margins))
             weights = np.maximum(mean * (1.0 - mean), _LEAST_WEIGHT)
         target = margins + (self.target - mean) / weights - self.centre
-        return Sums.of(self.columns, target, self.offsets, weights)
+        return ModelSums.of(self.columns, target, self.offsets, weights)
 
     def likelihood(self, margins: Array) -> float:
         """The logarithm of the likelihood of all targets, but for a constant."""
@@ -363,7 +363,7 @@ def finish_numbers(candidate: Candidate, scale: Scale, users: Users,
     """A model of numbers for all users, and its gradient."""
     assert users.targets is not None
     columns = scale.basis.rows(users.features, users.owner)[:, candidate.form.columns]
-    sums = Sums.of(columns, scale.inner(users.targets), users.offsets)
+    sums = ModelSums.of(columns, scale.inner(users.targets), users.offsets)
     inside = replace(candidate.form, columns=np.arange(columns.shape[1]))
     estimate = learn(sums, inside, learned.variances, rounds=0)
     return replace(estimate, form=candidate.form), estimate.gradient(sums)

@@ -143,11 +143,11 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None,
             if given:
                 fitted = fit_given(inner, units, settings, split, work)
             else:
-                rows = [Rows(units, users)]
+                rows = [PartRows(units, users)]
                 source = RowsFitSource(units, users)
                 if split is not None:
                     kept = learn_units(split.train, settings, units.n_classes)
-                    rows.append(Rows(kept, split.train))
+                    rows.append(PartRows(kept, split.train))
                     source = RowsFitSource(units, users, split.train, split.test, kept)
                 averaged = not wide and possible(settings, units, users)
                 if averaged:
@@ -172,7 +172,7 @@ def _can_score(split: Split, settings: Settings) -> bool:
 
 
 def fit_source(source: FitSource, settings: Settings, work: Work,
-               judge: Judge = judge_summaries, rows: Sequence[Rows] = ()) -> Fit:
+               judge: Judge = judge_summaries, rows: Sequence[PartRows] = ()) -> Fit:
     """The fit of users wherever their rows are: steps 2 to 7 of the module's text.
 
     Parameters
@@ -231,15 +231,15 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
                sent=SentModels(shared[0].centres, shared[0].models), average=average)
 
 
-class Rows(NamedTuple):
-    """Rows of a part in the units given, and their units."""
+class PartRows(NamedTuple):
+    """PartRows of a part in the units given, and their units."""
 
     units: Units
     users: Users
 
 
-def _find_averages(units: Units, rows: Sequence[Rows], choices: list[Choice], settings: Settings,
-                   work: Work) -> tuple[Average | None, Average | None]:
+def _find_averages(units: Units, rows: Sequence[PartRows], choices: list[Choice],
+                   settings: Settings, work: Work) -> tuple[Average | None, Average | None]:
     """What predicts, from all rows, and from those that are not held out: made anew, so that scores
     are those of the models that predict. `units` have the loss that was learned.
     """

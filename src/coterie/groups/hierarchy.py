@@ -28,7 +28,6 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from coterie.base.matrices import invert
 from coterie.base.types import Array, Ints
 from coterie.data.users import padded_blocks
 from coterie.groups.spread import extrapolate
@@ -44,7 +43,7 @@ _VAGUE = 1e9  # variance of the intercept's prior, as a multiple of the mean squ
 _SMALLEST = 1e-12
 
 
-class Sums(NamedTuple):
+class ModelSums(NamedTuple):
     """What is known of each user's rows: all that estimation needs.
 
     Parameters
@@ -76,15 +75,15 @@ class Sums(NamedTuple):
             out.square[index] = (values**2).sum(axis=1)
         return out
 
-    def minus(self, other: Sums) -> Sums:
+    def minus(self, other: ModelSums) -> ModelSums:
         """These rows without those."""
-        return Sums(*(mine - yours for mine, yours in zip(self, other, strict=True)))
+        return ModelSums(*(mine - yours for mine, yours in zip(self, other, strict=True)))
 
-    def take(self, columns: Ints, users: Ints | None = None) -> Sums:
+    def take(self, columns: Ints, users: Ints | None = None) -> ModelSums:
         """Of some columns only, and of some users."""
         some = slice(None) if users is None else users
-        return Sums(self.gram[some][:, columns[:, None], columns], self.moment[some][:, columns],
-                    self.square[some], self.rows[some])
+        return ModelSums(self.gram[some][:, columns[:, None], columns],
+                         self.moment[some][:, columns], self.square[some], self.rows[some])
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +173,7 @@ class Estimate:
         models[:, self.form.personal] += self.personal
         return models
 
-    def gradient(self, sums: Sums) -> float:
+    def gradient(self, sums: ModelSums) -> float:
         """The norm of the gradient of what g and b minimise, over its norm at zero."""
         mine, s = sums.take(self.form.columns), self.variances.noise
         left = mine.moment - (mine.gram @ self.models()[..., None])[..., 0]
@@ -192,7 +191,7 @@ class Estimate:
                      / max(float(np.linalg.norm(np.concatenate(start))), 1e-300))
 
 
-def learn(sums: Sums, form: Form, start: Variances | None = None, *, rounds: int = _ROUNDS,
+def learn(sums: ModelSums, form: Form, start: Variances | None = None, *, rounds: int = _ROUNDS,
           settled: float = _SETTLED, priors: float = 1.0, noise: bool = True) -> Estimate:
     """The estimate with the largest restricted likelihood.
 
@@ -251,7 +250,7 @@ def _root(covariance: Array) -> Array:
 class _Sums:
     """The sums of one form, in the shapes that each round of EM multiplies."""
 
-    def __init__(self, sums: Sums, form: Form, priors: float) -> None:
+    def __init__(self, sums: ModelSums, form: Form, priors: float) -> None:
         self.form, self.priors, self.sums = form, priors, sums
         self.n, p = len(sums.rows), form.personal
         self.rows = float(sums.rows.sum())
@@ -269,6 +268,8 @@ class _Sums:
 
     def estimate(self, variances: Variances) -> Estimate:
         """The shared and the personal part, and the evidence, for these variances."""
+        from coterie.base.matrices import invert  # compiled: on first use
+
         form, s, n, width = self.form, variances.noise, self.n, len(self.form.columns)
         Q, p = _precision(form, variances, self.scale), form.personal
         H, pull, logs = self.pooled / s + np.diag(Q), self.pull / s, 0.0
