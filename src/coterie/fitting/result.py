@@ -20,6 +20,7 @@ from coterie.convex.path import Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
 from coterie.fitting.average import Average
+from coterie.fitting.inference import CentreSummary, summarise_centres
 from coterie.fitting.kinds import Kind, group_centres, kind_of, loss_of_newcomers
 from coterie.fitting.predictions import Predictor, PredictsRows, models_by_name
 from coterie.fitting.proof import RunCertificate
@@ -362,6 +363,34 @@ class Fit(Accounted, PredictsRows):
         True
         """
         return RunCertificate.of(self.solution.problem, self.solution.models, self.settings.tol)
+
+    def summary(self) -> CentreSummary:
+        """Coefficients of the centres with standard errors and intervals, variances of the
+        personal part, and noise: given the kind of models and the groups. Prints as a table.
+
+        Returns
+        -------
+        The summary, with `coefficients` and `groups`.
+
+        Raises
+        ------
+        InvalidInput : the rows are with their users, or the models have no such coefficients.
+
+        Example
+        -------
+        >>> from coterie.datasets import clustered
+        >>> from coterie.fitting import Settings, fit
+        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4,
+        ...     holdout=0.0))
+        >>> len(fitted.summary().groups)
+        3
+        """
+        if self.account is not None:
+            raise InvalidInput("the rows of this federation stayed with its users",
+                               remedy="Read the models in to_frame()")
+        return summarise_centres(self.units, self.solution.problem.users.data, self.labels,
+                                 self.kind, average=self.average is not None
+                                 and self.average.used)
 
     def report(self, path: str | PathLike[str], *, title: str = "") -> FilePath:
         """Write the report: one web page that works without a network.

@@ -24,6 +24,7 @@ from coterie.data.files import fingerprint, is_input, read_table, row_place
 from coterie.data.frames import users_frame
 from coterie.data.users import Users
 from coterie.fitting.average import Average
+from coterie.fitting.inference import CentreSummary, summarise_centres
 from coterie.fitting.kinds import Count, handed_out, kind_of, stated_loss
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.predictions import Data, Predictor, PredictsRows
@@ -231,21 +232,8 @@ class Run(PredictsRows):
         if "privacy" in self.info:
             return _certify_released(self, settings.tol)
         # 1. The rows of the run's users.
-        given, data = data, self.info["settings"].get("data") or None if data is None else data
-        if data is None and "n_rounds" in self.info:
-            raise InvalidInput("The rows of this federation stayed with its users, who answered "
-                               "for the certificate in run.json",
-                               remedy="Where all rows are in one table, give this table")
-        if data is None or (given is None and is_input(data)):
-            raise InvalidInput("The run was not made from a file",
-                               remedy="Give the data it was made from")
-        users = self._users(data)
-        if list(map(str, users.names)) != list(map(str, self.names)):
-            table = data if isinstance(data, (str, PathLike)) else "The table"
-            raise InvalidInput(f"{table} has other users than the run",
-                               remedy="Give the table the run was made from")
-        if "kind" in self.info:  # older versions used all rows
-            users, _ = without_far_targets(users, settings)
+        users = self._rows_of_the_run(data)
+        data = self.info["settings"].get("data") if data is None else data
         # 2. The problem, built again.
         units = learn_units(users, settings)
         automatic = settings.lam == settings.weights == "auto"
@@ -269,6 +257,47 @@ class Run(PredictsRows):
                      if isinstance(data, (str, PathLike)) else None)
         return RunCertificate.of(problem, solved, settings.tol, same_claims=same_claims,
                                  same_data=same_data, same_models=same_models)
+
+    def summary(self, data: Data = None) -> CentreSummary:
+        """Coefficients of the centres with standard errors; see `Fit.summary`.
+
+        Parameters
+        ----------
+        data : the table, a file or a polars frame, or `Users` in the units given; by default the
+            file that the run was made from.
+
+        Returns
+        -------
+        The summary, which prints as a table.
+
+        Raises
+        ------
+        InvalidInput : the rows are with their users, the table has other users, or the models have
+            no such coefficients.
+        """
+        units = self._require(self.units)
+        users = units.inner(self._rows_of_the_run(data))
+        return summarise_centres(units, users, self.labels, self.kind,
+                                 average=self.average is not None and self.average.used)
+
+    def _rows_of_the_run(self, data: Data) -> Users:
+        """The rows of the run's users, from its table."""
+        given, data = data, self.info["settings"].get("data") or None if data is None else data
+        if data is None and "n_rounds" in self.info:
+            raise InvalidInput("The rows of this federation stayed with its users, who answered "
+                               "for the certificate in run.json",
+                               remedy="Where all rows are in one table, give this table")
+        if data is None or (given is None and is_input(data)):
+            raise InvalidInput("The run was not made from a file",
+                               remedy="Give the data it was made from")
+        users = self._users(data)
+        if list(map(str, users.names)) != list(map(str, self.names)):
+            table = data if isinstance(data, (str, PathLike)) else "The table"
+            raise InvalidInput(f"{table} has other users than the run",
+                               remedy="Give the table the run was made from")
+        if "kind" in self.info:  # older versions used all rows
+            users, _ = without_far_targets(users, self._require(self.settings))
+        return users
 
     def _expected_models(self, problem: Problem, count: Count) -> Iterator[Array]:
         """The models that may predict for users with these groups."""
