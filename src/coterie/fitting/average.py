@@ -7,7 +7,7 @@ chosen, with their groups. The weights are not negative, have the sum one, and m
 over users of the loss of rows left out: for numbers the logarithm of the mean squared error, for
 classes the log loss, for counts the deviance. The kind alone is kept, with its groups exactly as
 they are, unless the average is better by more than one standard error, over users, of the
-difference.
+difference, and by more than one percent.
 
 The models of one part minimise a convex function, and the norm of its gradient is kept beside them.
 An average of such models is the minimiser of no one problem. Parts on one scale are linear in the
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from coterie.base.errors import InvalidInput
-from coterie.base.types import Array, Ints
+from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.fitting.basis import Basis
@@ -52,6 +52,8 @@ from coterie.groups.hierarchy import Estimate, Form, Variances
 
 _LEAST = 0.02  # weight below which a part is left out
 _SOFT = 0.3  # of the median over users of the squared error, added to each before its logarithm
+_TURNS = 5  # parts of the users, each judged with weights that the others give
+_LITTLE = 0.01  # share of the loss that an average has to gain, of numbers of its square root
 _STEPS, _LEVEL = 2000, 1e-7  # steps to the weights, and the gain that ends them
 _QUANTILES = 200  # of distances from predictions that are kept
 # Users and rows that everything is learned from, at most, and numbers of all users' sums.
@@ -260,12 +262,13 @@ def find_average(units: Units, users: Users, sharing: Sharing,
         learned = learn_working(candidates, scales, sample, some, folds, settings.task, limits)
     kind = _kind_left_out(units, sample, _sharing_of(sharing, some), folds)
     told = np.stack([kind, *(one.told for one in learned)], axis=1)[left]
-    judged = _Judged(settings.task, told, y[left], sample.owner[left])
+    judged = _Judged.of(settings.task, told, y[left], sample.owner[left])
     # 3. Weights, and whether they are clearly better.
     weights = judged.weights()
-    worse = judged.by_user(told[:, 0]) - judged.by_user(told @ weights)
+    worse = judged.gains()
     gain, error = float(worse.mean()), float(worse.std(ddof=1) / np.sqrt(len(worse)))
-    if not gain > error:
+    size = 1.0 if settings.task == "regression" else float(judged.by_user(told[:, 0]).mean())
+    if not gain > max(error, _LITTLE * size):
         weights = np.eye(len(weights))[0]
     # 4. The parts, for all users, and distances for intervals.
     spread = _spread_weights(judged, weights)
@@ -435,6 +438,14 @@ class _Judged:
     told: Array  # (n_rows, n_options)
     y: Array
     owner: Ints
+    typical: float  # the median over users of the squared error of the mean of all options
+
+    @classmethod
+    def of(cls, task: Task, told: Array, y: Array, owner: Ints) -> Self:
+        """Those of these rows."""
+        counts, plain = np.bincount(owner), told.mean(axis=1)
+        mean = np.bincount(owner, (plain - y) ** 2)[counts > 0] / counts[counts > 0]
+        return cls(task, told, y, owner, float(np.median(mean)))
 
     def by_user(self, told: Array) -> Array:
         """(n_judged,) the loss of each user."""
@@ -443,7 +454,7 @@ class _Judged:
             / counts[counts > 0]
         if self.task != "regression":
             return np.asarray(mean)
-        return np.asarray(0.5 * np.log(mean + _SOFT * np.median(mean) + 1e-300))
+        return np.asarray(0.5 * np.log(mean + _SOFT * self.typical + 1e-300))
 
     def weights(self) -> Array:
         """(n_options,) by exponentiated gradient steps, with weights under `_LEAST` left out."""
@@ -467,6 +478,22 @@ class _Judged:
         weights = np.where(weights < _LEAST, 0.0, weights)
         return np.asarray(weights / weights.sum())
 
+    def gains(self) -> Array:
+        """(n_judged,) by how much the average is better than the first option, for each user with
+        the weights that the others give: the weights themselves are not judged by their own rows.
+        """
+        users = np.unique(self.owner)
+        n, gains = min(_TURNS, len(users)), np.empty(len(users))
+        for turn in range(n):
+            mine = np.isin(self.owner, users[turn::n])
+            weights = self._take(~mine).weights()
+            part = self._take(mine)
+            gains[turn::n] = part.by_user(part.told[:, 0]) - part.by_user(part.told @ weights)
+        return gains
+
+    def _take(self, rows: Flags) -> _Judged:
+        return replace(self, told=self.told[rows], y=self.y[rows], owner=self.owner[rows])
+
     def _value(self, weights: Array) -> tuple[float, Array]:
         """The mean over users of the loss, and its slope by the weights."""
         told = self.told @ weights
@@ -475,7 +502,7 @@ class _Judged:
         if self.task == "regression":
             users = counts > 0
             mean = np.bincount(self.owner, (told - self.y) ** 2)[users] / counts[users]
-            soft = mean + _SOFT * self._typical + 1e-300
+            soft = mean + _SOFT * self.typical + 1e-300
             scaled = np.zeros(len(counts))
             scaled[users] = 1.0 / soft
             slope = (row * scaled[self.owner] * (told - self.y)) @ self.told
@@ -487,13 +514,6 @@ class _Judged:
         mean = np.maximum(told, 1e-12)
         return (float((row * row_losses(self.task, mean, self.y)).sum()),
                 np.asarray((row * 2.0 * (1.0 - self.y / mean)) @ self.told))
-
-    @property
-    def _typical(self) -> float:
-        """The median over users of the squared error of the plain mean of all options."""
-        counts, told = np.bincount(self.owner), self.told.mean(axis=1)
-        mean = np.bincount(self.owner, (told - self.y) ** 2)[counts > 0] / counts[counts > 0]
-        return float(np.median(mean))
 
 
 def row_losses(task: Task, told: Array, y: Array) -> Array:

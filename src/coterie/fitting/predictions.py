@@ -206,9 +206,9 @@ class Predictor:
         own = predicted(self.units, X, models)
         if self.average is None:
             return own, np.zeros(len(X))
-        told, errors = self.average.predict(X, index, own)
-        # Newcomers are known by a model of the kind only.
-        return np.where(index < len(self.names), told, own), errors
+        new = index >= len(self.names)  # newcomers are known by a model of the kind only
+        told, errors = self.average.predict(X, np.where(new, -1, index), own)
+        return np.where(new, own, told), errors
 
     @property
     def averages(self) -> bool:
