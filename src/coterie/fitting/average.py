@@ -56,8 +56,9 @@ _TURNS = 5  # parts of the users, each judged with weights that the others give
 _LITTLE = 0.01  # share of the loss that an average has to gain, of numbers of its square root
 _STEPS, _LEVEL = 2000, 1e-7  # steps to the weights, and the gain that ends them
 _QUANTILES = 200  # of distances from predictions that are kept
-# Users and rows that everything is learned from, at most, and numbers of all users' sums.
-_USERS, _ROWS, _NUMBERS = 250, 20_000, 4e7
+# Users and rows that everything is learned from, at most, also of classes and counts, whose rows
+# are summed again and again; and numbers of all users' sums.
+_USERS, _ROWS, _WORKING_ROWS, _NUMBERS = 250, 20_000, 8_000, 4e7
 _WIDEST = 60  # features up to which an average is made
 _MOVES = 2  # times that users change groups in a fold
 
@@ -241,7 +242,7 @@ def find_average(units: Units, users: Users, sharing: Sharing,
     The average; None where rows are too few to judge it.
     """
     # 1. Some users, their folds, and the columns.
-    some = _some(users)
+    some = _some(users, _ROWS if settings.task == "regression" else _WORKING_ROWS)
     sample = users if len(some) == users.n_users else users.take(some)
     y = sample.targets
     assert y is not None
@@ -326,9 +327,9 @@ def _distances(judged: _Judged, learned: list[Learned], weights: Array, spread: 
     return np.asarray(np.quantile(away, np.linspace(0.0, 1.0, _QUANTILES + 1)))
 
 
-def _some(users: Users) -> Ints:
-    """Positions of the users that all is learned from."""
-    most = min(_USERS, max(2, int(_ROWS / max(float(users.counts.mean()), 1.0))))
+def _some(users: Users, rows: int) -> Ints:
+    """Positions of the users that all is learned from, with about so many rows."""
+    most = min(_USERS, max(2, int(rows / max(float(users.counts.mean()), 1.0))))
     return np.unique(np.linspace(0, users.n_users - 1, min(users.n_users, most)).astype(np.int64))
 
 

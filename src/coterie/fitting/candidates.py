@@ -304,7 +304,7 @@ class Working(NamedTuple):
                 kept = Variances(1.0, estimate.variances.blocks, estimate.variances.covariance)
                 estimate = learn(self.sums(margins), form, kept, rounds=0, noise=False)
             variances = estimate.variances
-            new = estimate.predict(self.columns, owner)[0] + self.centre
+            new = estimate.margins(self.columns, owner) + self.centre
             change = float(np.abs(new - margins).max(initial=0.0))
             margins = new if k < _CALM else 0.3 * margins + 0.7 * new
             if change < 1e-3 and k > _CALM:
@@ -378,6 +378,6 @@ def finish_working(candidate: Candidate, scale: Scale, users: Users, learned: Es
     work = Working(task, columns, users.targets, users.offsets, scale.centre, _top(limits))
     estimate, _ = work.solve(inside, learned.variances, np.full(len(columns), scale.centre),
                                    steps=_LAST_STEPS, rounds=0)
-    gradient = estimate.gradient(work.sums(estimate.predict(columns, users.owner)[0]
+    gradient = estimate.gradient(work.sums(estimate.margins(columns, users.owner)
                                            + scale.centre))
     return replace(estimate, form=candidate.form), gradient

@@ -151,21 +151,41 @@ class Estimate:
     follows: Array = field(repr=False)
     evidence: float = -np.inf
 
-    def predict(self, columns: Array, owner: Ints) -> tuple[Array, Array]:
-        """The mean and the variance, without noise, of rows of all columns of the basis; users who
-        are not known, with owner -1, have the mean of all and the covariance T around it.
+    def margins(self, columns: Array, owner: Ints) -> Array:
+        """(n_rows,) the mean of rows of all columns of the basis; users who are not known, with
+        owner -1, have that of all.
         """
         rows, p = columns[:, self.form.columns], self.form.personal
-        mean, moved = rows @ self.mean, rows
-        variance = np.zeros(len(rows))
+        mean = rows @ self.mean
         if p.size:
-            own, known = rows[:, p], (owner >= 0)[:, None]
-            mean = mean + (own * self.personal[owner] * known).sum(axis=1)
-            moved = rows + np.einsum("rp,rpd->rd", own, self.follows[owner]) * known
-            spread = np.einsum("rp,rpq,rq->r", own, self.spread[owner], own)
-            strange = ((own @ self.variances.covariance) * own).sum(axis=1)
-            variance = np.where(known[:, 0], spread, strange)
-        return mean, np.maximum(variance + ((moved @ self.error) * moved).sum(axis=1), 0.0)
+            own = self.personal[owner] * (owner >= 0)[:, None]
+            mean = mean + (rows[:, p] * own).sum(axis=1)
+        return np.asarray(mean)
+
+    def predict(self, columns: Array, owner: Ints) -> tuple[Array, Array]:
+        """The mean and the variance, without noise, of rows; of users who are not known the
+        covariance is T around the mean of all.
+        """
+        rows, p = columns[:, self.form.columns], self.form.personal
+        if not p.size:
+            variance = ((rows @ self.error) * rows).sum(axis=1)
+            return self.margins(columns, owner), np.maximum(variance, 0.0)
+        own = rows[:, p]
+        variance = ((rows @ self.error) * rows).sum(axis=1)
+        variance += ((own @ self.variances.covariance) * own).sum(axis=1)
+        # Of known users (phi + K'psi)' C (phi + K'psi) + psi'V psi, user by user.
+        order = np.argsort(owner, kind="stable")
+        order = order[owner[order] >= 0]
+        offsets = np.searchsorted(owner[order], np.arange(len(self.personal) + 1))
+        for index, features, _, weights, _ in padded_blocks(rows[order], None, offsets):
+            mine = features[:, :, p]
+            moved = features + mine @ self.follows[index]
+            told = ((moved @ self.error) * moved).sum(axis=2) \
+                + ((mine @ self.spread[index]) * mine).sum(axis=2)
+            real = weights > 0
+            places = offsets[index][:, None] + np.arange(features.shape[1])
+            variance[order[places[real]]] = told[real]
+        return self.margins(columns, owner), np.maximum(variance, 0.0)
 
     def models(self) -> Array:
         """(n_users, D) the coefficients of each user."""
