@@ -39,7 +39,7 @@ MOVED = {
     "federated.algorithms.participation": "federated.algorithms.base",
     "federated.config": "federated.settings", "federated.driver": "federated.session",
     "federated.introduction": "federated.agreement", "federated.keeping": "federated.node",
-    "federated.masks": "lab.masks", "federated.path": "federated.run",
+    "federated.path": "federated.run",
     "federated.private.accounting": "federated.private.policy",
     "federated.private.home": "federated.private.release",
     "federated.private_fit": "federated.private.federation",

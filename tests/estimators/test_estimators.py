@@ -106,14 +106,19 @@ def model(logistic):
 
 # ---- known answers
 
-def pooled(family: str, X, y, n_rows: int, ridge: float):
+def pooled(family: str, X, y, n_rows: int, ridge: float, share: float = 1.0):
     """scikit-learn's coefficients, the intercept last, of users with `n_rows` in all.
 
     Real targets are given centred. A group minimises sum_i (mean loss of user i + ridge/2 ||w||^2); times the rows of
-    one user, that is the sum over rows and n_rows * ridge / 2 ||w||^2. The intercept is a column of ones under the same
-    ridge.
+    one user, that is the sum over rows and n_rows * ridge / 2 ||w||^2. The intercept is under a share of the ridge: the
+    coefficient of a column of 1 / sqrt(share), divided by sqrt(share).
     """
-    A = np.column_stack([X, np.ones(len(X))])
+    A = np.column_stack([X, np.full(len(X), share**-0.5)])
+    units = np.array([1.0, 1.0, share**-0.5])
+    return solved(family, A, y, n_rows, ridge) * units
+
+
+def solved(family: str, A, y, n_rows: int, ridge: float):
     if family == "squared":
         return Ridge(alpha=n_rows * ridge, fit_intercept=False, solver="cholesky").fit(A, y).coef_
     if family == "poisson":
@@ -146,9 +151,11 @@ def test_planted_groups_are_recovered_with_their_pooled_models(family):
     assert ours.gap_ < 1e-6
     assert ours.coef_.shape == ((12, 3, 2) if family == "multinomial" else (12, 2))
     refitted = ours.fit_.units.coefficients(ct.refit(ours.solution_.problem, ours.labels_))
+    loss = ours.fit_.units.loss  # the ridge is learned where rows are few
+    assert loss.ridge >= 1e-3
     for group in range(3):
         rows = data.clusters[data.users - 100] == group
-        theirs = pooled(family, data.X[rows], y[rows], rows.sum(), 1e-3)
+        theirs = pooled(family, data.X[rows], y[rows], rows.sum(), loss.ridge, float(loss.penalize_intercept))
         users = np.flatnonzero(data.clusters == group)
         assert refitted[users[0]].squeeze() == pytest.approx(theirs.T, rel=1e-4, abs=1e-5)
         for user in users:
@@ -258,9 +265,11 @@ def test_random_state_is_of_the_rows_held_out():
 # ---- users
 
 def test_users_without_a_model_get_the_one_for_everyone(model, logistic):
-    together = logistic.model(no_users="together").fit(logistic.X, logistic.y)
     learner = model.decision_function(logistic.X, users=["new"] * len(logistic.y))
-    assert learner == pytest.approx(together.decision_function(logistic.X), abs=1e-2 * np.abs(learner).max())
+    units = model.fit_.units
+    Z = (logistic.X - units.mean) / units.scale
+    theirs = pooled("logistic", Z, logistic.y, len(Z), units.loss.ridge, float(units.loss.penalize_intercept))
+    assert learner == pytest.approx(Z @ theirs[:-1] + theirs[-1], abs=1e-2 * np.abs(learner).max())
     assert learner != pytest.approx(model.decision_function(logistic.X, users=logistic.users), abs=1e-2)
     strict = logistic.fitted(unknown="error")
     strict.predict(logistic.X, users=logistic.users)
@@ -595,7 +604,7 @@ def test_wrong_parameters_are_named(settings, complaint, logistic):
 # ---- clusters of points
 
 def test_points_of_clear_clusters():
-    X, y = make_blobs(90, centers=3, cluster_std=0.4, random_state=2)
+    X, y = make_blobs(90, centers=3, cluster_std=0.25, random_state=2)
     for clusters in (ConvexClustering(), ConvexClustering(3), ConvexClustering(n_clusters=3, loss="huber_distance")):
         labels = clusters.fit_predict(X)
         assert adjusted_rand_score(labels, y) == 1.0

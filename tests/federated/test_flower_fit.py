@@ -75,9 +75,9 @@ def check(out: Path, one: ct.Fit) -> ct.Run:
     np.testing.assert_allclose(run.coefficients, one.coefficients, atol=1e-6)
     assert run.kind == one.kind
     assert run.gap <= 1e-6
-    assert run.info["n_rounds"] == 3
+    assert run.info["n_rounds"] == 2
     assert run.info["participants"] == 30
-    assert "30 users took part in 3 rounds" in (out / "report.html").read_text()
+    assert "30 users took part in 2 rounds" in (out / "report.html").read_text()
     return run
 
 
@@ -126,7 +126,7 @@ def test_the_server_cannot_name_the_folder(hospitals, tmp_path):
     assert not (tmp_path / "stolen").exists()
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3])
+@pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_server_that_is_killed_ends_in_the_same_bits(hospitals, tmp_path, after):
     """The server dies while it writes the answers of a round, or later; nodes get new numbers meanwhile."""
     serve(Nodes(configs(hospitals, tmp_path)), tmp_path / "straight")
@@ -140,7 +140,7 @@ def test_a_server_that_is_killed_ends_in_the_same_bits(hospitals, tmp_path, afte
         return answer()
 
     grid.spoil = die
-    if after < 3:
+    if after < 2:
         with pytest.raises((KeyboardInterrupt, ct.Interrupted)):
             serve(grid, tmp_path / "out")
         assert not (tmp_path / "out" / "run.json").exists()
@@ -149,7 +149,7 @@ def test_a_server_that_is_killed_ends_in_the_same_bits(hospitals, tmp_path, afte
         again.rename(node, node + 1000)
     serve(again, tmp_path / "out")
     asked = {message.metadata.group_id for message in again.sent if message.metadata.message_type == "train.answer"}
-    assert len(asked) == 3 - (after if after < 3 else 0)
+    assert len(asked) == 2 - (after if after < 2 else 0)
     for name in ("models.csv", "clusters.csv", "path.csv", "ledger.csv", "solution.coterie"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
 
@@ -172,9 +172,9 @@ def test_nodes_that_fail_or_come_back_change_nothing(hospitals, tmp_path):
 
     grid.spoil = spoil
     fitted = serve(grid, tmp_path / "out")
-    assert len(failed) == 6
-    assert fitted.n_rounds > 3
-    assert sum(line.asked - line.answered for line in fitted.history) == 30  # five wards, two nodes, three questions
+    assert len(failed) == 4
+    assert fitted.n_rounds > 2
+    assert sum(line.asked - line.answered for line in fitted.history) == 20  # five wards, two nodes, two questions
     for name in ("models.csv", "clusters.csv", "path.csv"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
 
@@ -202,7 +202,7 @@ def test_classes_in_six_tables(hospitals, tmp_path):
 def test_whom_a_node_refuses_is_set_aside_and_the_run_says_so(hospitals, together, tmp_path):
     """Owners who allow no second moments: the fit is that of the other hospitals, and the run says why."""
     nodes, out = configs(hospitals, tmp_path), tmp_path / "out"
-    nodes[0]["allow"] = "certify, judge"
+    nodes[0]["allow"] = "certify"
     nodes[3] |= {"consent": "", "path": str(tmp_path / "few.csv")}
     few = pl.read_csv(hospitals[3]).group_by("ward", maintain_order=True).head(6)
     few.write_csv(tmp_path / "few.csv")
@@ -219,7 +219,7 @@ def test_whom_a_node_refuses_is_set_aside_and_the_run_says_so(hospitals, togethe
     assert run.gap <= 1e-6
     assert run.info["aside"]["altona 3"] == fitted.aside["altona 3"]
     assert "10 users excluded (altona 1: its node refuses" in (out / "report.html").read_text()
-    assert [line.stage for line in fitted.history] == ["moments", "moments", "certify", "judge"]
+    assert [line.stage for line in fitted.history] == ["moments", "moments", "certify"]
     again = serve(Nodes(nodes), out)  # continued from the checkpoint, with the same users
     assert again.aside == fitted.aside
     np.testing.assert_array_equal(again.models, fitted.models)
@@ -307,8 +307,8 @@ def test_after_somebody_left_the_next_run_asks_for_the_certificate_only(hospital
     write_run(rest, out)
     assert "altona 1" not in (out / "models.csv").read_text()
     again = serve(Nodes(configs(hospitals, tmp_path)), out)
-    assert [line.stage for line in again.history] == ["moments", "certify", "judge"]
-    assert [line.asked for line in again.history] == [30, 29, 29]  # the first was asked before
+    assert [line.stage for line in again.history] == ["moments", "certify"]
+    assert [line.asked for line in again.history] == [30, 29]  # the first was asked before
     np.testing.assert_array_equal(again.models, rest.models)
     run = ct.load_run(out)
     assert run.info["participants"] == 29
@@ -342,7 +342,7 @@ def test_the_commands_of_the_story(one, together, tmp_path):
     finally:
         flower.end(started)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 2 (judge): 30 of 30 answered" in done.stdout
+    assert "round 2 (certify): 30 of 30 answered" in done.stdout
     run = check(folder / "run", one)
     assert run.certify(together).holds
     for table in tables:
@@ -365,7 +365,7 @@ def test_a_killed_superlink_ends_in_the_same_bits(hospitals, tmp_path):
         cluster.start_link()
         cluster.submit(config)
         lines = list(cluster.follow(out, 400.0))
-    assert [line["stage"] for line in lines] == ["moments", "certify", "judge"]  # none of them twice
+    assert [line["stage"] for line in lines] == ["moments", "certify"]  # none of them twice
     for name in ("models.csv", "path.csv", "ledger.csv", "solution.coterie"):
         assert (out / name).read_bytes() == (tmp_path / "straight" / name).read_bytes(), name
 

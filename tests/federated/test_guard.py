@@ -168,7 +168,7 @@ def test_questions_are_counted_once_and_refused_beyond_the_limit(tmp_path):
 def test_a_question_counts_once_for_every_model_that_its_answer_holds(tmp_path):
     nosy = Nosy(USERS, tmp_path / "a.npz", {"max-questions": 10, "max-hessians": 1})
     with pytest.raises(PermissionError, match="max-questions"):
-        nosy.ask("around", **about("around", np.ones((6, 3))))
+        nosy.ask("around", **about("around", np.ones((11, 3))))
     with pytest.raises(PermissionError, match="max-questions"):
         nosy.ask("evidence", **about("evidence", np.ones((40, 3))))
     with pytest.raises(PermissionError, match="max-questions"):

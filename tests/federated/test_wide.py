@@ -165,7 +165,7 @@ def test_curvatures_are_those_of_the_hessians(n_classes):
     users, loss = heads(n_classes, n_features=P if n_classes == 2 else 60), loss_of(n_classes)
     samples = loss.prepare(users)
     models = np.random.default_rng(1).standard_normal((N, samples.dim))
-    operators, matrices = loss.expand(samples, models).curvature, loss.hessians(samples, models)
+    operators, matrices = loss.expand(samples, models)[2], loss.hessians(samples, models)
     everyone = np.arange(N)
     for user, values in enumerate(np.linalg.eigvalsh(matrices)):
         inside = values[-users.counts[user] * operators.outputs:]  # the others are the ridge, or a free intercept's 0

@@ -693,7 +693,7 @@ def test_an_interrupt_between_writes_is_passed_on():
             if left[0] < 0:
                 raise KeyboardInterrupt
 
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(ct.Interrupted):
             fit(data.users, chosen, progress=stop)
 
 

@@ -13,12 +13,11 @@ import pytest
 import coterie as ct
 from coterie.data.encoding import Recipe
 from coterie.data.merging import merge
-from coterie.data.summary import summarise
+from coterie.data.summary import TASKS, summarise
 from coterie.fitting import Settings, Units, UserStatistics, fit, prepare
-from coterie.fitting.units import FITTING
-from coterie.losses import LOSSES
+from coterie.losses import LOSSES, losses_for
 
-CASES = [(task, loss) for task, losses in FITTING.items() for loss in losses]
+CASES = [(task, loss) for task in TASKS for loss in losses_for(task)]
 
 
 def raises(*parts):

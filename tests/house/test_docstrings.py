@@ -14,11 +14,11 @@ import pytest
 import coterie
 
 #: Modules whose examples need Flower or what it brings, or that end the process.
-APART = ("federated.flower", "lab.masks", "federated.runtimes.cluster", "federated.runtimes.keys", "__main__")
+APART = ("federated.flower", "federated.runtimes.cluster", "federated.runtimes.keys", "__main__")
 NAMES = [info.name.removeprefix("coterie.") for info in pkgutil.walk_packages(coterie.__path__, "coterie.")]
 #: Modules that must have examples.
 WITH_EXAMPLES = ("data.encoding", "data.files", "data.participants", "data.scaling", "data.users", "embeddings",
-                 "estimators.clustering", "estimators.personalized", "fitting.estimate",
+                 "estimators.clustering", "estimators.personalized",
                  "fitting.prepare", "fitting.settings", "output.runs.from_table", "output.runs.load",
                  "output.runs.save", "base.storage")
 #: Modules whose examples need torch, which `make test-all` installs.

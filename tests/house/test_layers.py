@@ -26,7 +26,7 @@ HOMES = {
     "torch": {"embeddings"},
     "numba": {"base.compiling"},
     "flwr": {"federated.flower", "federated.runtimes.cluster"},
-    "cryptography": {"lab.masks", "federated.runtimes.keys"},
+    "cryptography": {"federated.runtimes.keys"},
     "psutil": {"federated.runtimes.cluster"}, "tomli_w": {"federated.runtimes.cluster"},
     "tensorboardX": {"federated.metrics"}, "mlflow": {"federated.metrics"},
     "sklearn": {"estimators"}, "sklearn.metrics": {"convex.choice"}, "sklearn.cluster": {"lab.baselines.clusters"},

@@ -62,10 +62,11 @@ def test_operators_are_the_hessians(case):
 def test_some_users_get_what_they_get_among_all(case):
     loss, samples, x, rng = case
     some, v = np.array([3, 0]), rng.standard_normal(x.shape)
-    alone, together = loss.expand(samples, x[some], some), loss.expand(samples, x)
-    np.testing.assert_array_equal(alone.gradients, together.gradients[some])
-    np.testing.assert_array_equal(alone.curvature.inverse(np.ones(2))(v[some]),
-                                  together.curvature.inverse(np.ones(samples.n_users))(v)[some])
+    _, gradient, alone = loss.expand(samples, x[some], some)
+    _, gradients, together = loss.expand(samples, x)
+    np.testing.assert_array_equal(gradient, gradients[some])
+    np.testing.assert_array_equal(alone.inverse(np.ones(2))(v[some]),
+                                  together.inverse(np.ones(samples.n_users))(v)[some])
 
 
 def test_proximal_steps_are_those_of_hessians(case):
@@ -128,7 +129,7 @@ def test_personal_models_and_groups_are_those_of_hessians(loss, monkeypatch):
                         grouped.local(grouped.prepare(grouped.groups)).points,
                         around.local(around.prepare(around.groups)).points])
         if least < 10**9:
-            curvature, v = personal.expand(samples, z).curvature, rng.standard_normal(z.shape)
+            curvature, v = personal.expand(samples, z)[2], rng.standard_normal(z.shape)
             wide = curvature.times(v), curvature.inverse(np.full(users.n_users, 0.2))(v)
         else:
             hessians = personal.hessians(samples, z)

@@ -122,18 +122,17 @@ def test_zero_lies_left_of_the_rest():
 # Figures
 
 
-def test_what_the_weights_make_is_not_drawn(fitted):
-    """Weights that come from the groups keep them apart above the chosen lam, for any groups: the path ends there."""
-    assert fitted.weights_from_groups
+def test_the_path_that_proposed_the_groups_is_drawn_to_its_end(fitted):
+    """Its weights know nothing of groups, so merges above the chosen lam are drawn, too."""
     assert fitted.path[-1].n_clusters == 1
-    assert len(fitted.shown_path) == fitted.chosen + 1 < len(fitted.path)
+    assert fitted.chosen < len(fitted.path) - 1
+    assert plots.View.of(fitted).path.lams.tolist() == fitted.path.lams.tolist()
     for figure in (plots.tree(fitted), plots.clusters(fitted), plots.gaps(fitted)):
-        assert figure.axes[0].get_xlim()[1] < 1.5 * fitted.lam
+        assert figure.axes[0].get_xlim()[1] > fitted.path.lams[-1]
     lines = next(c for c in plots.tree(fitted).axes[0].collections if isinstance(c, LineCollection))
-    assert sum(s[0, 1] != s[1, 1] for s in lines.get_segments()) == 12 - fitted.n_clusters  # no merge of two groups
+    assert sum(s[0, 1] != s[1, 1] for s in lines.get_segments()) == 12 - 1
     given = fit(fitted.solution.problem.users.data, replace(
         fitted.settings, task="regression", weights="unit", lam=0.05, n_lams=3, holdout=0.0))
-    assert not given.weights_from_groups
     assert plots.View.of(given).path.lams.tolist() == given.path.lams.tolist()
 
 
@@ -141,7 +140,8 @@ def test_models_that_predict_are_drawn(fitted):
     view = plots.View.of(fitted)
     np.testing.assert_allclose(view.models[view.index], fitted.models)
     np.testing.assert_allclose(view.centres(view.index), fitted.centres)
-    assert not np.allclose(fitted.models, fitted.solution.models, rtol=1e-4)
+    np.testing.assert_array_equal(fitted.models, fitted.solution.models)  # the certificate is theirs
+    assert not np.allclose(fitted.models, fitted.path[fitted.chosen].models, rtol=1e-4)
 
 
 def test_the_tree_has_every_user_and_merge(fitted):

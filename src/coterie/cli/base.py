@@ -25,7 +25,7 @@ from coterie.base.errors import InvalidInput
 from coterie.base.machine import keep_freed_memory, set_threads
 from coterie.data.encoding import TASKS
 from coterie.data.validation import split_names as split_names
-from coterie.fitting.units import FITTING
+from coterie.losses import LOSSES
 from coterie.problem.weights import KINDS
 
 CODES = ("Exit codes: 0 done; 1 not solved to the tolerance; 2 input that cannot be used; 3 an "
@@ -170,7 +170,7 @@ def plain(text: str) -> str:
     return escape(text)
 
 
-_LOSSES = ", ".join(dict.fromkeys(name for names in FITTING.values() for name in names))
+_LOSSES = ", ".join(LOSSES)
 Table = Annotated[Path,
                   Arg(help="A file with one row per sample (CSV, Parquet, Excel or JSON lines, "
                            "also compressed); - is standard input.")]
@@ -185,7 +185,7 @@ TaskName = Annotated[str, Opt(help=f"auto, or one of: {', '.join(TASKS)}.")]
 LossName = Annotated[str, Opt(help=f"auto, or one that fits the task: {_LOSSES}.")]
 Lam = Annotated[
     str, Opt(help="auto: the groups found; score: the least loss on held-out rows; or a number.")]
-Weights = Annotated[str, Opt(help=f"One of: {', '.join(KINDS)}. auto: from the groups found; "
+Weights = Annotated[str, Opt(help=f"One of: {', '.join(KINDS)}. auto: chosen by the fit; "
                              "unit: 1 for all pairs (paper).")]
 Count = Annotated[str, Opt(help="rows or users: give every row, or every user, the same weight in "
                            "its group's model.")]

@@ -393,12 +393,3 @@ def adjusted_rand(labels: npt.ArrayLike, others: npt.ArrayLike) -> float:
     pairs = len(rows) * (len(rows) - 1.0) / 2
     expected, most = in_one * in_other / max(pairs, 1.0), (in_one + in_other) / 2
     return 1.0 if most == expected else (in_both - expected) / (most - expected)
-
-
-def silhouette(points: npt.ArrayLike, labels: npt.ArrayLike) -> float:
-    """How much nearer points are to their own cluster than to the next (Rousseeuw 1987), from -1 to
-    1.
-    """
-    from sklearn.metrics import silhouette_score
-
-    return float(silhouette_score(points, labels))

@@ -80,35 +80,31 @@ def lam_max(problem: Problem, *, rtol: float = 1e-6) -> Bracket:
 
 def find_consensus(problem: Problem, rtol: float = 1e-6) -> tuple[Bracket, Array, Array]:
     """The bounds of `lam_max`, the pooled models, and duals that prove the upper bound."""
+    # 1. The pooled models, and the gradients there without the rounding error of their optimum.
     graph = problem.graph
     zero = np.zeros((problem.n_users, problem.dim))
     pooled = polish(problem, graph.components, zero)
     gradients = problem.gradients(pooled)
     parts = graph.components
-    # Remove the rounding error of the pooled optimum.
     gradients -= group_means(gradients, parts)[parts]
     if not (graph.weights > 0).any():
         return Bracket(0.0, 0.0), pooled, np.zeros((graph.n_edges, problem.dim))
 
+    # 2. First bounds, of any flow and of any x.
     above = partial(_above, graph)
     unit = float(np.linalg.norm(gradients, axis=1).max())
     proof = graph.flow(-gradients)
     # The local models are equal.
     if unit <= 1e-9 * float(np.abs(problem.gradients(zero)).max()) + 1e-300:
         return Bracket(0.0, above(proof)), pooled, proof
-    points, axes = -gradients / unit, np.eye(problem.dim)
-    # The points lie in a space of fewer dimensions: nothing changes in it.
-    if problem.dim > problem.n_users:
-        axes, triangle = np.linalg.qr(points.T)
-        points, axes = np.ascontiguousarray(triangle.T), axes.T
+    points, axes = _in_few_dimensions(-gradients / unit)
     lower, upper, tol = _below(graph, points, points), above(proof) / unit, \
         max(_LOOSE * rtol, _TIGHT)
     wide = problem.loss.wide(problem.samples)
-    if wide:  # clusterings are expensive: begin closer, and with fewer digits
+    if wide:  # clusterings are expensive: begin closer, with fewer digits
         lower, tol = max(lower, _alone(graph, points)), max(_WIDE * rtol, _TIGHT)
     drift, most = np.zeros_like(points), upper
     start: Solution | Point | None = None
-
     def bracket() -> Bracket:
         return Bracket(lower * unit, upper * unit)
 
@@ -117,15 +113,17 @@ def find_consensus(problem: Problem, rtol: float = 1e-6) -> tuple[Bracket, Array
         if upper - lower <= rtol * upper:
             upper = max(upper, min((1.0 + _ROOM * rtol) * lower, most))
             break
+        # 3. Convex clustering of the points at the lower bound.
         with interruptible(bracket):
             best = solve_quietly(clustering.with_lam(lower), tol=tol, start=start)
         assert best.duals is not None
-        # B'y = points + drift - x at the solution, so y plus a flow of the difference is a flow of
-        # the points.
+        # 4. The upper bound: B'y = points + drift - x at the solution, so y plus a flow of the
+        #    difference is a flow of the points.
         rest = points - graph.divergence(best.duals)
         flow = best.duals + graph.flow(rest)
         if above(flow) < upper:
             upper, proof = above(flow), unit * flow @ axes
+        # 5. The lower bound, by Dinkelbach's step.
         x = best.models - group_means(best.models, parts)[parts]
         step = max(_below(graph, points, x), _below(graph, points, rest + drift))
         # Too little for this tolerance.
@@ -134,11 +132,20 @@ def find_consensus(problem: Problem, rtol: float = 1e-6) -> tuple[Bracket, Array
                 break
             tol = max(1e-2 * tol, _TIGHT)
         lower, start = min(max(step, lower), upper), best
+        # 6. Move the points a little along x, so that the next x is not too short.
         if not wide and x.any():
             drift = _DRIFT * np.linalg.norm(points) / np.linalg.norm(x) * x
-            clustering, start = _clustering(points + drift, graph), \
-                Point(drift, best.duals, best.sigma)
+            clustering = _clustering(points + drift, graph)
+            start = Point(drift, best.duals, best.sigma)
     return bracket(), pooled, proof
+
+
+def _in_few_dimensions(points: Array) -> tuple[Array, Array]:
+    """The points in the space that they span, where that has fewer dimensions, and its axes."""
+    if points.shape[1] <= len(points):
+        return points, np.eye(points.shape[1])
+    axes, triangle = np.linalg.qr(points.T)
+    return np.ascontiguousarray(triangle.T), axes.T
 
 
 def _above(graph: Graph, flow: Array) -> float:

@@ -247,8 +247,7 @@ def fusion_ladder(problem: Problem, labels: npt.ArrayLike) -> tuple[Fusion, ...]
     proofs = _proofs(problem, clusters, models)
     first = np.unique(given, return_index=True)[1]
     return tuple(Fusion(cluster=k, rung=proofs[clusters[user]][0], needed=proofs[clusters[user]][1],
-                        lam=problem.lam)
-                 for k, user in enumerate(first))
+                        lam=problem.lam) for k, user in enumerate(first))
 
 
 def _proofs(problem: Problem, clusters: Ints, models: Array) -> list[tuple[str, float]]:

@@ -116,8 +116,7 @@ class Path:
                    f'points="{points}"/></svg>')
         shown = np.unique(np.linspace(0, len(lams) - 1, min(len(lams), 12)).round().astype(int))
         rows = [(f"{s.lam:.4g}", s.n_clusters, f"{s.objective:.6g}", f"{s.gap:.1e}",
-                 s.status.name.lower())
-                for s in map(self.solutions.__getitem__, shown)]
+                 s.status.name.lower()) for s in map(self.solutions.__getitem__, shown)]
         users = many(self.problem.n_users, "user")
         caption = (f"{many(len(lams), 'lam')} from {lams[0]:.4g} to {lams[-1]:.4g}; {counts[0]} to "
                    f"{many(counts[-1], 'group')} of {users}; largest relative gap "

@@ -91,8 +91,7 @@ class RecoveryBounds:
                     "with different models.")
         elif self.lower > self.upper:
             text = (f"The range {window} is empty, so the bounds prove nothing about these groups; "
-                    "they can still be "
-                    "right.")
+                    "they can still be right.")
         else:
             side = "below" if self.lam < self.lower else "above"
             text = f"lam = {self.lam:.4g} is {side} {window}, so the bounds prove nothing."
@@ -261,9 +260,9 @@ def _at_solution(problem: Problem, labels: Ints) -> RecoveryBounds:
         lower, pair = _electrical(problem, labels, w, gradients)
         note = "The lower bound is that of the electrical flow inside the groups."
     upper, clusters = _closest(problem, labels, w, np.zeros(len(w)))
-    return RecoveryBounds(
-        kind="solution", lam=problem.lam, lower=lower, upper=_per_pull(graph, labels, upper),
-        lower_users=pair, upper_clusters=clusters, exact=True, note=note, models=w)
+    return RecoveryBounds(kind="solution", lam=problem.lam,
+                          lower=lower, upper=_per_pull(graph, labels, upper), lower_users=pair,
+                          upper_clusters=clusters, exact=True, note=note, models=w)
 
 
 def remaining_forces(problem: Problem, labels: Ints, models: Array,
@@ -295,16 +294,19 @@ def _electrical(problem: Problem, labels: Ints, w: Array,
 
 
 def _stringent(problem: Problem, labels: Ints) -> RecoveryBounds:
-    # W = {w : sum_k n_k g_k(w_k) <= F*}, F* the pooled optimum. With m_k = min n_k g_k attained at
-    # v_k and n_k g_k
-    # mu_k-strongly convex, n_k g_k(w_k) <= F* - sum_{l != k} m_l gives ||w_k - v_k||^2 <= 2 (F* -
-    # sum m) / mu_k.
+    """Theorems 1 and 2 over W = {w : sum_k n_k g_k(w_k) <= F*}, with F* the pooled optimum.
+
+    With m_k = min n_k g_k attained at v_k, and n_k g_k mu_k-strongly convex,
+    n_k g_k(w_k) <= F* - sum_{l != k} m_l gives ||w_k - v_k||^2 <= 2 (F* - sum m) / mu_k.
+    """
+    # 1. The best models of all groups and of all users together.
     loss = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     samples = loss.prepare(loss.groups)
     own = loss.local(samples)
     one = Grouped(loss=problem.loss, samples=problem.samples,
                   labels=np.zeros(problem.n_users, dtype=np.int64))
     pooled = one.local(one.prepare(one.groups))
+    # 2. Balls around them that hold W.
     strong = loss.strong_convexity(samples)
     room = 2.0 * max(float(pooled.values[0] - own.values.sum()), 0.0)
     radius = np.sqrt(np.divide(room, strong, out=np.full(strong.size, np.inf), where=strong > 0))
@@ -312,6 +314,7 @@ def _stringent(problem: Problem, labels: Ints) -> RecoveryBounds:
     if not (np.isfinite(radius).all() and own.converged.all() and np.isfinite(steep).all()):
         return _unproved(problem, "stringent", "it needs strongly convex losses with Lipschitz "
                          "gradients (a ridge, and no unpenalised intercept).")
+    # 3. The largest difference of gradients inside a group, the smallest distance between groups.
     lower, pair = _farthest(problem.gradients(own.points[labels]), labels, steep * radius[labels])
     by_cluster = np.zeros(len(radius))
     np.maximum.at(by_cluster, labels, steep)
@@ -357,12 +360,12 @@ def _uniform(problem: Problem, labels: Ints) -> RecoveryBounds:
     margins = delta - spread[:, None] - spread
     np.fill_diagonal(margins, np.inf)
     a, b = np.unravel_index(margins.argmin(), margins.shape)
-    return RecoveryBounds(
-        kind="uniform", lam=problem.lam, lower=_per_weight(problem.graph, lower),
-        upper=_per_pull(problem.graph, labels, max(float(margins[a, b]), 0.0)), lower_users=pair,
-        upper_clusters=(int(a), int(b)) if several else None, exact=True,
-        note="For all lams and all models.", within=float(spread.max() / max(least, 1e-300)),
-        across=float(delta.min() / most) if several else 0.0)
+    return RecoveryBounds(kind="uniform", lam=problem.lam, lower=_per_weight(problem.graph, lower),
+                          upper=_per_pull(problem.graph, labels, max(float(margins[a, b]), 0.0)),
+                          lower_users=pair, upper_clusters=(int(a), int(b)) if several else None,
+                          exact=True, note="For all lams and all models.",
+                          within=float(spread.max() / max(least, 1e-300)),
+                          across=float(delta.min() / most) if several else 0.0)
 
 
 def spreads(gradients: Array, labels: Ints) -> tuple[Array, Array]:

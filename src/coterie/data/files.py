@@ -140,7 +140,7 @@ def _open(path: str | PathLike[str]) -> tuple[str, bytes | None]:
     check_readable(path)
     start, name = read_start(path), suffix_of(path)
     if (not is_packed(start) and not is_input(path)
-            and (start[:4] == b"PAR1" or name in (".parquet", ".pq"))):
+        and (start[:4] == b"PAR1" or name in (".parquet", ".pq"))):
         return "parquet", None
     raw = unpack(path, read_bytes(path))
     if raw[:4] == b"PAR1" or name in (".parquet", ".pq"):

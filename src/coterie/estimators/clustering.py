@@ -31,7 +31,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     ----------
     n_clusters : largest number of clusters; the least lam with so few is taken. If None, set by
         lam.
-    lam : penalty strength >= 0; "auto" takes the clusters of the path with the largest silhouette.
+    lam : penalty strength >= 0; "auto" takes the clusters that persist longest along the path.
     weights : "auto" or "gaussian", "inverse" connect each point with its k nearest; "unit" gives
         all pairs weight 1.
     loss : "auto" or "squared_distance", as above; or "huber_distance", which is robust against
@@ -40,7 +40,7 @@ class ConvexClustering(ClusterMixin, BaseEstimator):  # type: ignore[misc]
     n_lams : number of points of the path.
     tol : certified relative gap to reach.
     standardize : whether features are standardised first.
-    random_state : seed of the sample that the silhouette of more than 2000 points is computed on.
+    random_state : not used; here as in other clusterers of scikit-learn.
 
     Attributes
     ----------

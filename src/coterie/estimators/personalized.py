@@ -250,7 +250,7 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
     ----------
     lam : penalty strength >= 0; "auto" takes the groups found (with weights other than "auto", it
         is the same as "score"); "score" takes the least mean loss on held-out rows.
-    weights : "auto" makes weights from the groups found; "unit" gives all pairs weight 1; "wald",
+    weights : "auto" leaves them to the fit; "unit" gives all pairs weight 1; "wald",
         "gaussian" and "inverse" connect each user with its k nearest.
     loss : "auto" or "logistic"; "squared_hinge", for two classes and without probabilities; or
         "multinomial", which is used for more than two classes in any case.

@@ -46,8 +46,8 @@ from coterie.federated.runtimes.in_process import Runtime
 from coterie.federated.settings import Deployment
 from coterie.federated.sources import Table, in_order, make_loss
 from coterie.fitting.settings import Settings
-from coterie.fitting.units import FITTING, LARGEST_COUNT, Units, UserStatistics
-from coterie.losses import Loss, Multinomial, Samples, SquaredDistance
+from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics
+from coterie.losses import LOSSES, Loss, Samples, SquaredDistance
 
 # Rounds in which users describe their rows; no round of a run has such a number.
 _DESCRIBE = 1 << 30
@@ -392,7 +392,7 @@ def _settle_numbers(runtime: Carrier, deployment: Deployment, agreement: Agreeme
                                "'squared', or give the nodes tables")
         loss = {"none": "squared_distance", "signs": "logistic"}[kinds.pop()]
     built, options = make_loss(loss, deployment.loss_options), deployment.loss_options
-    if isinstance(built, Multinomial) and built.n_classes is None:
+    if built.multiclass and built.n_classes is None:
         known, agreement = _bounded_classes(agreement, nodes)
         options = json.dumps({**json.loads(options or "{}"), "n_classes": known})
     agreement = replace(agreement, loss=loss, loss_options=options)
@@ -417,9 +417,9 @@ def _settle_task(agreement: Agreement, nodes: Sequence[tuple[str, Introduction]]
             raise InvalidInput("some nodes have targets and others have none",
                                remedy="Give all of them targets")
         return replace(agreement, task="clustering")
-    task = next((task for task, losses in FITTING.items()
-                 if loss in losses and task != "clustering"),
-                "classification" if signs else "regression")
+    task = LOSSES[loss].task if loss in LOSSES else None
+    if task is None or task == "clustering":
+        task = "classification" if signs else "regression"
     n_classes = 2 * (task == "classification")
     if privacy is None and task == "classification":
         n_classes, agreement = _bounded_classes(agreement, nodes)

@@ -198,8 +198,8 @@ def _expand(data: Data, queries: Batch) -> Answer:
         have = queries.arrays.get("count", np.zeros(len(users))).astype(np.int64)
         forms = hessian_parts(hessians, ridge_of(hessians), have, rank, withheld)
     else:
-        forms = _forms(hessians, rank, counts) if withheld is None else _bounded(hessians, rank,
-            counts, withheld)
+        forms = (_forms(hessians, rank, counts) if withheld is None
+                 else _bounded(hessians, rank, counts, withheld))
     return {"value": values, "gradient": gradients}, ragged | forms
 
 
@@ -213,9 +213,8 @@ def _trusted(data: Data, users: Ints, anchors: Array, models: Array) -> Array:
     steps = models - anchors
     values, gradients, hessians = evaluated(data.loss, data.samples, anchors, users)
     slopes = np.einsum("nd,nd->n", gradients, steps)
-    second = 0.5 * (np.einsum("nd,nd->n", steps, hessians.times(steps)) if isinstance(hessians,
-        RowCurvature) else
-                    np.einsum("nd,nde,ne->n", steps, hessians, steps))
+    second = 0.5 * (np.einsum("nd,nd->n", steps, hessians.times(steps)) if isinstance(
+        hessians, RowCurvature) else np.einsum("nd,nde,ne->n", steps, hessians, steps))
     share = np.ones(len(users))
     for _ in range(60):
         reached = data.loss.evaluate(data.samples, between(anchors, models, share), 0, users).values
@@ -442,9 +441,8 @@ def _around(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
     covariances = square(queries.shared["covariance"], loss.dim(parts[0]))
     answers = [expanded(loss, part, Around(queries.arrays["centre"][:, k], covariances[k]))
                for k, part in enumerate(parts)]
-    values, gradients, models = (np.stack(part, axis=1) for part in zip(*answers, strict=True))
-    return {"values": _finite(values), "gradient": np.nan_to_num(gradients, posinf=0.0, neginf=0.0),
-            "model": np.nan_to_num(models, posinf=0.0, neginf=0.0)}
+    values, gradients = (np.stack(part, axis=1) for part in zip(*answers, strict=True))
+    return {"values": _finite(values), "gradient": np.nan_to_num(gradients, posinf=0.0, neginf=0.0)}
 
 
 def _finite(values: Array) -> Array:

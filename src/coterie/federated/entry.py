@@ -31,7 +31,7 @@ from coterie.federated.session import Round
 from coterie.federated.settings import Deployment, FederationSettings, complete
 from coterie.fitting.result import Fit, TableSource
 from coterie.fitting.settings import Settings
-from coterie.losses import LOSSES, AffineLoss, Loss
+from coterie.losses import LOSSES, Loss
 from coterie.output.runs import save
 from coterie.problem.graph import Graph
 from coterie.problem.solution import Solution
@@ -180,10 +180,10 @@ def _named(loss: Loss | str | None, settings: Settings) -> tuple[str, float]:
     if loss is None or isinstance(loss, str):
         return (settings.loss if loss is None else loss), settings.ridge
     name = next((name for name, kind in LOSSES.items() if type(loss) is kind), "")
-    if not name or (isinstance(loss, AffineLoss) and not loss.intercept):
+    if not name or (loss.affine and not loss.intercept):
         raise InvalidInput(f"a fit makes its own loss, with an intercept, and {loss!r} is another "
                            "one", remedy="Give lam a number, or one of: " + ", ".join(LOSSES))
-    return name, loss.ridge if isinstance(loss, AffineLoss) else settings.ridge
+    return name, loss.ridge if loss.affine else settings.ridge
 
 
 # -- deployed

@@ -61,7 +61,6 @@ from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics, learn_un
 from coterie.fitting.work import Work
 from coterie.groups.summaries import Hypotheses, Reply, Told
 from coterie.losses import Loss, Personal
-from coterie.losses.derived import Remote, Weighted
 from coterie.problem.account import Account
 from coterie.problem.certificates import Answers, answers_of, project, reference
 from coterie.problem.problem import Problem
@@ -283,7 +282,7 @@ class SessionSource:
         self.runtime.use(replace(self.agreement, units=units,
                                  train_units=train[0] if train else None))
         # What users said of this loss at the last centres, by part, position and covariance.
-        self._said: dict[tuple[int, int, bytes], Statements] = {}
+        self._said: dict[tuple[int, bytes], Statements] = {}
 
     def _ask(self, kind: str, arrays: dict[str, Array] | None = None, **shared: Any) -> Any:
         values = {name: np.asarray(value) for name, value in shared.items()}
@@ -313,11 +312,11 @@ class SessionSource:
         centres, covariances = _padded([each[:2] for each in asked])
         told = self._ask("around", {"centre": centres}, covariance=triangle(covariances))
         answers = [Expanded(*(told[name][:, k, :len(each.covariances)]
-                              for name in ("values", "gradient", "model")))
+                              for name in ("values", "gradient")))
                    for k, each in enumerate(asked)]
         for part, (each, answer) in enumerate(zip(asked, answers, strict=True)):
             for k, covariance in enumerate(each.covariances):
-                key = part, k, covariance.tobytes()
+                key = part, covariance.tobytes()
                 new = Statements(each.centres[:, k], answer.values[:, k], answer.gradients[:, k],
                                  np.ones(len(told["values"])))
                 self.session.refuse(plausible.contradict(self._said.get(key, new), new))
@@ -417,17 +416,17 @@ def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
              else project(solution.duals, problem.radii))
     slopes, about = -graph.divergence(duals), reference(graph, solution.models)
     shared, ragged = dict[str, Array](), dict[str, Ragged]()
-    if isinstance(loss, Personal):
+    if loss.covariance is not None:
         shared["covariance"] = triangle(np.asarray(loss.covariance)[None])
-        if isinstance(loss.scale, np.ndarray):
-            ragged["noise"] = Ragged.of(loss.scale * sizes, np.ones(n, dtype=np.int64))
+        if loss.scales is not None:
+            ragged["noise"] = Ragged.of(loss.scales * sizes, np.ones(n, dtype=np.int64))
     asked = {"model": solution.models, "slope": slopes / counted[:, None], "anchor": about}
     replies = session.ask("certify", problem.dim, arrays=asked | models, shared=shared,
                           ragged=ragged)
     answers = Answers(*(counted * replies.arrays[name]
                         for name in ("value", "conjugate", "residual", "size", "rounding")))
     judgement = judged(problem, solution.models, slopes, about, answers)
-    if known is None and not isinstance(problem.loss, Remote):
+    if known is None and problem.loss.stated is problem.loss:  # whose data are here
         known = problem
     wrong = _wrong_answers(known, solution.models, slopes, about, answers)
     session.refuse(wrong, _to_blame(judgement, tol))
@@ -439,15 +438,14 @@ def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
 
 def _unwrapped(loss: Loss, sizes: Ints) -> tuple[Loss, Array]:
     """The loss of a user, or of its centre, and what it counts in the problem."""
-    loss = loss.loss if isinstance(loss, Remote) else loss
-    inner = loss.loss if isinstance(loss, Personal) else loss
-    if not isinstance(inner, Weighted):
+    loss, own = loss.stated, loss.own_loss
+    if loss.rows_per_user is None:
         return loss, np.ones(len(sizes))
-    counted = np.asarray(sizes / inner.unit)
+    counted = np.asarray(sizes / loss.rows_per_user)
     if isinstance(loss, Personal):
         price = np.asarray(loss.scale) / np.maximum(counted, 1e-300)
-        return Personal(inner.loss, covariance=loss.covariance, scale=price), counted
-    return inner.loss, counted
+        return Personal(own, covariance=loss.covariance, scale=price), counted
+    return own, counted
 
 
 def _wrong_answers(known: Problem | None, models: Array, slopes: Array, about: Array,

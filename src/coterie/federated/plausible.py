@@ -28,7 +28,7 @@ from coterie.base.errors import Incompatible
 from coterie.base.types import Array, Flags
 from coterie.data.users import Moments
 from coterie.federated.protocol.messages import SCHEMAS, Batch, Message, square
-from coterie.losses import Huber, HuberDistance, Loss
+from coterie.losses import Loss
 
 log = logging.getLogger("coterie.federated")
 
@@ -190,7 +190,7 @@ def exact_steps(loss: Loss) -> bool:
     """Whether proximal points are exact enough for the gradients that follow from them; where
     curvature jumps from zero to its largest value, honest ones are not.
     """
-    return not isinstance(loss.own_loss, (Huber, HuberDistance))
+    return loss.own_loss.delta == np.inf
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -251,10 +251,9 @@ def wrong_moments(counts: Array, means: Array, m2: Array, target: Array | None =
     if target is not None:
         above = target[:, 2] - target[:, 0]
         rounding = _REST * (np.abs(target[:, 2]) + np.abs(target[:, 0]))
-        reasons += [(~empty & (above < -rounding), "its largest target is below the mean"),
-                    (~empty & (above**2 > target[:, 1] * (1 + _REST) + rounding**2 + 2 * above
-                               * rounding),
-                     "its largest target is further from the mean than its sum of squares allows")]
+        reasons += [(~empty & (above < -rounding), "its largest target is below the mean"), (
+            ~empty & (above**2 > target[:, 1] * (1 + _REST) + rounding**2 + 2 * above * rounding),
+            "its largest target is further from the mean than its sum of squares allows")]
     return [next((reason for bad, reason in reasons if bad[user]), "")
             for user in range(len(counts))]
 

@@ -215,8 +215,8 @@ class Screen:
     def _beyond(self, replies: Batch) -> Any:
         """(n,) whose value or conjugate is none of a loss that it described before."""
         users, old = replies.users, Statements.unpack(self.said[replies.users])
-        values, conjugates, rounding = (replies.arrays[name] for name in ("value", "conjugate",
-                                                                          "rounding"))
+        values, conjugates, rounding = (replies.arrays[name]
+                                        for name in ("value", "conjugate", "rounding"))
         models, slopes, about = (self.sent[name][users] for name in ("model", "slope", "anchor"))
         silent = np.full(len(users), np.nan)
         wrong = plausible.contradict(old, Statements(models, values, np.full_like(about, np.nan),

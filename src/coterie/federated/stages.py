@@ -257,8 +257,8 @@ class Stages:
         if method.finished(state):
             active, models = ~state.aside, state.now
             duals = duals_for(self.federation, active, models[active], state.collected[active])
-            return replace(now, stage="proof", state=self.method("proof").certifying(
-                state, models[active], duals))
+            return replace(now, stage="proof",
+                           state=self.method("proof").certifying(state, models[active], duals))
         if now.round >= self.max_rounds + self.patience:
             return self._ended(now, self.method("main").carry(state, now.main))
         return now

@@ -47,8 +47,9 @@ from coterie.fitting.candidates import (
 )
 from coterie.fitting.kinds import Sharing, group_centres
 from coterie.fitting.settings import Settings
-from coterie.fitting.units import FITTING, Units
+from coterie.fitting.units import Units
 from coterie.groups.hierarchy import Estimate, Form, Variances
+from coterie.losses import losses_for
 
 _LEAST = 0.02  # weight below which a part is left out
 _SOFT = 0.3  # of the median over users of the squared error, added to each before its logarithm
@@ -210,7 +211,8 @@ def possible(settings: Settings, units: Units, users: Users) -> bool:
     """Whether an average is looked for: of numbers, two classes or counts with the usual loss, of
     several users, some of whom have several rows, and not too many columns.
     """
-    usual = settings.task != "clustering" and settings.loss in ("auto", FITTING[settings.task][0])
+    usual = settings.task != "clustering" and settings.loss in ("auto",
+                                                                losses_for(settings.task)[0])
     return (settings.average == "auto" and usual and settings.count == "rows"
             and units.n_classes <= 2 and users.n_users > 1 and users.n_features <= _WIDEST
             and int(users.counts.max()) > 1)

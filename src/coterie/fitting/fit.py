@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie.base.errors import CoterieWarning, InvalidInput
+from coterie.base.errors import CoterieWarning, Interrupted, InvalidInput
 from coterie.base.labels import group_means
 from coterie.base.machine import one_blas_thread, require_memory
 from coterie.base.types import Array, Ints
@@ -49,12 +49,12 @@ from coterie.convex.path import Path, solve_path
 from coterie.data.users import Participants, Split, Users
 from coterie.fitting.average import Average, check_scale, find_average, possible
 from coterie.fitting.given import check_lam_can_be_chosen, fit_given
-from coterie.fitting.judge import Choice, Judge, judge_summaries, judge_wide
+from coterie.fitting.judge import ChooseParts, Chosen, judge_summaries, judge_wide
 from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.settings import Settings
-from coterie.fitting.sources import Around, Expanded, FitSource, Judged, RowsFitSource
+from coterie.fitting.sources import Around, FitSource, Judged, RowsFitSource
 from coterie.fitting.stability import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.units import Units, learn_units
 from coterie.fitting.work import FinishedParts, FitProgress, Work
@@ -62,7 +62,7 @@ from coterie.groups.refining import Refining
 from coterie.groups.search import SearchOptions, propose, whole_problem
 from coterie.groups.spread import solve_damped
 from coterie.groups.summaries import Summaries, ridge_of
-from coterie.losses import AffineLoss, Samples
+from coterie.losses import Samples
 from coterie.losses.derived import Remote
 from coterie.losses.rows import too_wide
 from coterie.problem.graph import Graph
@@ -75,8 +75,8 @@ from coterie.solvers.base import Point
 _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
 _ABOVE = 1.25  # the weights inside groups, over the least ones at which flows prove the groups
 # Steps to the centres; by how much of itself the objective may exceed its least value: a share of
-# the tolerance, and for models to compare with.
-_STEPS, _SHARE, _ROUGH = 20, 0.02, 1e-3
+# the tolerance, for the model that unknown users get, and for models that only are compared.
+_STEPS, _SHARE, _POOLED, _ROUGH = 20, 0.2, 1e-5, 1e-3
 # Points of the path of many users, and of very many; numbers in all models that make them so; gap.
 _POINTS, _FEW_POINTS, _NUMBERS, _DRAWN = 8, 3, 200_000, 1e-3
 
@@ -155,6 +155,8 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None,
                 fitted = fit_source(source, settings, work,
                                     judge_wide if wide else judge_summaries,
                                     rows if averaged else ())
+    except KeyboardInterrupt as stop:
+        raise Interrupted from stop
     except np.linalg.LinAlgError as error:
         raise InvalidInput("the numbers are too large, or of too different sizes, to compute with",
                            remedy="Standardise the columns, and leave out values that are no "
@@ -172,7 +174,7 @@ def _can_score(split: Split, settings: Settings) -> bool:
 
 
 def fit_source(source: FitSource, settings: Settings, work: Work,
-               judge: Judge = judge_summaries, rows: Sequence[PartRows] = ()) -> Fit:
+               judge: ChooseParts = judge_summaries, rows: Sequence[PartRows] = ()) -> Fit:
     """The fit of users wherever their rows are: steps 2 to 7 of the module's text.
 
     Parameters
@@ -193,7 +195,7 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
     sharing = choice.sharing
     known = choices[-1].known  # nothing is learned from held-out rows
     if known is not None and known.one is not None:
-        source.use(with_learned_ridge(source.units, known, sharing))
+        source.use(with_learned_ridge(source.units, known, choices[-1].sharing))
     # 5. Centres of what users share, one model for all, and the problem that they solve.
     work.show("centres of the groups")
     shared, pooled = _find_all(source, choices, settings)
@@ -238,7 +240,7 @@ class PartRows(NamedTuple):
     users: Users
 
 
-def _find_averages(units: Units, rows: Sequence[PartRows], choices: list[Choice],
+def _find_averages(units: Units, rows: Sequence[PartRows], choices: list[Chosen],
                    settings: Settings, work: Work) -> tuple[Average | None, Average | None]:
     """What predicts, from all rows, and from those that are not held out: made anew, so that scores
     are those of the models that predict. `units` have the loss that was learned.
@@ -267,10 +269,9 @@ def with_learned_ridge(units: Units, known: Summaries, sharing: Sharing) -> Unit
         variance += float(np.diag(known.one.covariance)[free].mean())
     ridge = known.noise * groups / (variance * max(float(known.sizes.sum()), 1.0))
     loss = units.loss
-    if not isinstance(loss, AffineLoss) or not ridge > loss.ridge:
+    if not loss.affine or not ridge > loss.ridge:
         return units
-    share = loss.ridge / ridge
-    return replace(units, loss=replace(loss, ridge=ridge, penalize_intercept=share))
+    return replace(units, loss=loss.with_ridge(ridge, loss.ridge / ridge))
 
 
 # -- centres
@@ -295,7 +296,7 @@ class Centres:
     gradients: Array
 
 
-def _find_all(source: FitSource, choices: list[Choice],
+def _find_all(source: FitSource, choices: list[Chosen],
               settings: Settings) -> tuple[list[Centres], list[Centres]]:
     """Of every part, the centres of what users share, and one centre: around it the models have the
     covariance of the kind with all rows, and none in the models to compare with.
@@ -315,50 +316,71 @@ def _find_all(source: FitSource, choices: list[Choice],
     return [each[0] for each in found], [each[1] for each in found]
 
 
-def find_centres(source: FitSource, choices: list[Choice], wanted: list[list[Sharing]],
+def find_centres(source: FitSource, choices: list[Chosen], wanted: list[list[Sharing]],
                  settings: Settings) -> list[list[Centres]]:
     """The centres of several kinds of sharing, of all parts in the same rounds.
 
     Users send slopes only; they update the sums of the curvatures known from summaries (BFGS).
     """
-    dim = source.dim
-    covariances = [np.stack([np.zeros((dim, dim)) if one.covariance is None else one.covariance
-                             for one in each]) for each in wanted]
-    refined = [[_begin(source, choice.known, sharing, T)
-                for sharing, T in zip(each, own, strict=True) if choice.known is not None]
-               for choice, each, own in zip(choices, wanted, covariances, strict=True)]
-    best: list[list[Expanded | None]] = [[None] * len(each) for each in refined]
+    zero = np.zeros((source.dim, source.dim))
+    searches = [[_Search(_begin(source, choice.known, sharing), sharing,
+                         zero if sharing.covariance is None else sharing.covariance,
+                         _ROUGH if part else (_POOLED if k else _SHARE * settings.tol))
+                 for k, sharing in enumerate(each)]
+                for part, (choice, each) in enumerate(zip(choices, wanted, strict=True))]
     for _ in range(_STEPS):
-        asked = [Around(np.stack([one.trial[one.labels] for one in each], axis=1), own,
-                        tuple(one.noise for one in sharings))
-                 for each, own, sharings in zip(refined, covariances, wanted, strict=True)]
-        left = 0.0
-        for each, answers, at, known in zip(refined, source.around(asked), asked, best,
-                                            strict=True):
-            for k, one in enumerate(each):
-                new = Expanded(*(field[:, k] for field in answers))
-                one.take(new.values, new.gradients)
-                here = (one.models[one.labels] == at.centres[:, k]).all(axis=1)
-                known[k] = _merged(known[k], new, here)
-                first = k == 0 and each is refined[0]
-                left = max(left, one.excess / (_SHARE * settings.tol if first else _ROUGH))
-        if left <= 1.0:
+        # What has settled stays: how long others take must not change it.
+        asked = [[one for one in each if not one.settled] or each[:1] for each in searches]
+        if all(one.settled for each in asked for one in each):
             break
-    return [[Centres(one.labels, one.models, answers.models, answers.values, answers.gradients)
-             for one, answers in zip(each, known, strict=True) if answers is not None]
-            for each, known in zip(refined, best, strict=True)]
+        answers = source.around([Around(
+            np.stack([one.refined.trial[one.refined.labels] for one in each], axis=1),
+            np.stack([one.covariance for one in each]),
+            tuple(one.sharing.noise for one in each)) for each in asked])
+        for each, answer in zip(asked, answers, strict=True):
+            for k, one in enumerate(each):
+                if not one.settled:
+                    one.take(answer.values[:, k], answer.gradients[:, k])
+    return [[one.centres(sizes) for one in each]
+            for each, sizes in zip(searches, source.sizes, strict=True)]
 
 
-def _merged(old: Expanded | None, new: Expanded, here: Array) -> Expanded:
-    """The answers at the best centres so far."""
-    if old is None:
-        return new
-    return Expanded(*(np.where(here.reshape(-1, *(1,) * (a.ndim - 1)), a, b)
-                      for a, b in zip(new, old, strict=True)))
+@dataclass(eq=False)
+class _Search:
+    """The search for the centres of one kind of sharing in one part of the rows."""
+
+    refined: Refining
+    sharing: Sharing
+    covariance: Array
+    enough: float  # excess of the objective at which it ends
+    values: Array | None = None  # (n_users,) at the best centres so far
+
+    @property
+    def settled(self) -> bool:
+        """Whether the best centres are good enough."""
+        return self.values is not None and self.refined.excess <= self.enough
+
+    def take(self, values: Array, gradients: Array) -> None:
+        """Take the answers at the trial."""
+        one, trial = self.refined, self.refined.trial
+        one.take(values, gradients)
+        here = (one.models == trial).all(axis=1)[one.labels]
+        self.values = values if self.values is None else np.where(here, values, self.values)
+
+    def centres(self, sizes: Ints) -> Centres:
+        """The centres; the slope of the envelope P (centre - model) gives the models around them.
+        """
+        one, centres = self.refined, self.refined.models[self.refined.labels]
+        assert self.values is not None
+        noise = 1.0 if self.sharing.noise is None else self.sharing.noise
+        scale = noise / np.maximum(sizes, 1)  # P = scale T^-1
+        models = centres - (one.gradients @ self.covariance) / np.reshape(scale, (-1, 1))
+        return Centres(one.labels, one.models, models, self.values, one.gradients)
 
 
-def _begin(source: FitSource, known: Summaries, sharing: Sharing, covariance: Array) -> Refining:
+def _begin(source: FitSource, known: Summaries | None, sharing: Sharing) -> Refining:
     """The centres of groups by the summaries, to be refined by users' slopes."""
+    assert known is not None
     rows = np.maximum(known.sizes.astype(float), 1e-300)
     certain = rows if sharing.noise is None else rows / sharing.noise
     counted = certain if sharing.count == "rows" else np.full(len(rows), rows.mean())
@@ -366,8 +388,8 @@ def _begin(source: FitSource, known: Summaries, sharing: Sharing, covariance: Ar
     ridge = ridge_of(source.loss, Samples(source.users, source.dim))
     expansions = replace(plain, curvatures=plain.curvatures
                          + certain[:, None, None] * np.diag(ridge))
-    if covariance.any():
-        expansions = expansions.marginal(covariance)[0]
+    if sharing.covariance is not None:
+        expansions = expansions.marginal(sharing.covariance)[0]
     sums = expansions.weighted(counted / certain).sums(sharing.labels)
     return Refining(sharing.labels, counted, solve_damped(sums.curvatures, sums.slopes),
                     sums.curvatures)
@@ -386,7 +408,7 @@ def _find_wide(source: FitSource, part: int, sharing: Sharing, settings: Setting
 # -- the path that proposed groups, and the problem that is solved
 
 
-def _path(choice: Choice, settings: Settings, work: Work) -> Path | None:
+def _path(choice: Chosen, settings: Settings, work: Work) -> Path | None:
     """The path that proposed the groups, of all users; None for wide models.
 
     Many users are searched by a sample, and their path is drawn at few points.
@@ -438,7 +460,7 @@ def _thinned(path: Path, index: int, most: int) -> tuple[Path, int]:
         keep == index)[0])
 
 
-def _state_problem(source: FitSource, choice: Choice, shared: Centres,
+def _state_problem(source: FitSource, choice: Chosen, shared: Centres,
                    lam: float, settings: Settings) -> Solution:
     """The convex problem of what was chosen, solved by these centres: weights inside the groups and
     none between. The weights are equal, and such that flows prove the groups at this lam.
@@ -472,7 +494,7 @@ def _state_problem(source: FitSource, choice: Choice, shared: Centres,
                     certificate=unproved, status=Status.NO_BOUND, solver="summaries", seconds=0.0)
 
 
-def _local_models(choice: Choice, settings: Settings) -> LocalModels:
+def _local_models(choice: Chosen, settings: Settings) -> LocalModels:
     """Models of users that say who is near whom."""
     known = choice.known
     if known is None:

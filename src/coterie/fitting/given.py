@@ -243,7 +243,8 @@ def most_persistent(path: Path) -> tuple[int, str]:
     last point if no range is long.
 
     Only clusters of sqrt(n) points or more count, because outliers stay apart for long, and half of
-    the points must be in such clusters.
+    the points must be in such clusters. Inside the range the smaller clusters count, too: the point
+    is one at which most points of the range have as many clusters in all.
     """
     n, logs = path.problem.n_users, np.log(np.maximum(path.lams, 1e-300))
     least = n**0.5 if n > 6 else 1.0
@@ -258,6 +259,8 @@ def most_persistent(path: Path) -> tuple[int, str]:
     length, begin, end = max(runs, default=(0.0, 0, 0))
     if length < max(float(np.log(_PERSISTENT)), 1.1 * float(np.diff(logs).max(initial=0.0))):
         return len(path) - 1, "No clusters persist along the path, so all points form one cluster."
-    return (begin + end - 1) // 2, (
+    totals, middle = [len(each) for each in sizes[begin:end]], (begin + end - 1) / 2
+    best = max(range(begin, end), key=lambda k: (totals.count(len(sizes[k])), -abs(k - middle), k))
+    return best, (
         f"{counts[begin]} clusters persist longest: until lam has grown {np.exp(length):.3g} "
         "times.")

@@ -20,9 +20,9 @@ from coterie.base.types import Array, Ints
 from coterie.data.users import Users
 from coterie.fitting.basis import Basis
 from coterie.fitting.candidates import Working
-from coterie.fitting.units import FITTING, INTERCEPT, Units
+from coterie.fitting.units import INTERCEPT, Units
 from coterie.groups.hierarchy import Estimate, Form, ModelSums, learn
-from coterie.losses import LOSSES
+from coterie.losses import losses_for, name_of
 
 _NORMAL = 1.959964  # quantile of the standard normal distribution at 0.975
 _ROUNDS, _SETTLED, _STEPS = 3000, 1e-10, 60
@@ -130,8 +130,8 @@ def summarise_centres(units: Units, users: Users, labels: Ints, kind: str, *,
     ------
     InvalidInput : models that have no such coefficients.
     """
-    usual = LOSSES.get(FITTING[units.task][0]) if units.task in FITTING else None
-    if units.task == "clustering" or type(units.loss) is not usual or units.n_classes > 2:
+    usual = name_of(units.loss) == losses_for(units.task)[0]
+    if units.task == "clustering" or not usual or units.n_classes > 2:
         raise InvalidInput("coefficients have errors for numbers, two classes and counts with the "
                            "default loss", remedy="Read the models in to_frame()")
     if kind == "alone" or users.n_features > _WIDEST:

@@ -7,8 +7,9 @@ made anew for it, so that the held-out rows judge what has not seen them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from coterie.losses import Loss
 
 
 @dataclass(frozen=True, eq=False)
-class Choice:
+class Chosen:
     """What was chosen for a part of the rows.
 
     Parameters
@@ -63,7 +64,7 @@ class Choice:
                                                  "prior": one.prior, "gain": one.gain}}
 
     @classmethod
-    def of(cls, state: dict[str, Any], count: Any, known: Summaries | None) -> Choice:
+    def of(cls, state: dict[str, Any], count: Any, known: Summaries | None) -> Chosen:
         """The choice whose `state` this is; its path is not known."""
         arrays = {name: None if state[name] is None else np.asarray(state[name])
                   for name in ("covariance", "noise", "models")}
@@ -77,20 +78,18 @@ class Choice:
                    dict(state["means"]), dict(state["errors"]), known, None, arrays["models"])
 
 
-class Judge(Protocol):
-    """Chooses for all parts of the rows."""
-
-    def __call__(self, source: FitSource, settings: Settings, work: Work) -> list[Choice]:
-        """The choices, by part."""
+# Chooses for all parts of the rows.
+ChooseParts = Callable[[FitSource, Settings, Work], list[Chosen]]
 
 
-def judge_summaries(source: FitSource, settings: Settings, work: Work) -> list[Choice]:
+def judge_summaries(source: FitSource, settings: Settings, work: Work) -> list[Chosen]:
     """Take summaries, search groups in each part, and compare kinds of models."""
     work.show("summaries of the users")
     summaries, searched = _take(source)
-    if work.get("choice 0") is not None:  # continued
-        return [Choice.of(work.get(f"choice {k}"), settings.count, known)
-                for k, known in enumerate(summaries)]
+    kept = [work.get(f"choice {k}") for k in range(len(summaries))]
+    if all(state is not None for state in kept):  # continued
+        return [Chosen.of(state, settings.count, known)
+                for state, known in zip(kept, summaries, strict=True)]
     work.show("searching for groups")
     options = SearchOptions(
         max_groups=settings.max_groups, k=settings.k,
@@ -121,17 +120,17 @@ def _take(source: FitSource) -> tuple[list[Summaries], list[Summaries]]:
     return [Summaries.exact(part, source.loss) for part in source.parts], searched
 
 
-def _choose(known: Summaries, found: SearchResult, settings: Settings) -> Choice:
+def _choose(known: Summaries, found: SearchResult, settings: Settings) -> Chosen:
     """The kind of models for the groups that were found."""
     labels, sentence, n_groups = found.best.labels, _describe(found), found.best.n_groups
     at_limit = 1 < n_groups < len(labels) and n_groups == settings.max_groups
     limit = " The search stopped at this number." if at_limit else ""
     if settings.task == "clustering":
-        return Choice(labels, sentence + limit,
+        return Chosen(labels, sentence + limit,
                       Sharing("groups" if labels.any() else "one model", labels),
                       known=known, path=found.path)
     compared = choose(known, labels, settings)
-    return Choice(labels, _used(labels, compared.sharing, sentence) + limit, compared.sharing,
+    return Chosen(labels, _used(labels, compared.sharing, sentence) + limit, compared.sharing,
                   compared.means, compared.errors, known, found.path)
 
 
@@ -160,21 +159,21 @@ def _describe(found: SearchResult) -> str:
 # -- wide models, which have no curvatures to summarise
 
 
-def judge_wide(source: FitSource, settings: Settings, work: Work) -> list[Choice]:
+def judge_wide(source: FitSource, settings: Settings, work: Work) -> list[Chosen]:
     """Search groups among wide models, and compare kinds by rows left out of the part."""
     for k, users in enumerate(source.parts):
         if work.get(f"choice {k}") is None:
             work.keep(f"choice {k}", _choose_wide(users, source.loss, settings, work).state())
-    return [Choice.of(work.get(f"choice {k}"), settings.count, None)
+    return [Chosen.of(work.get(f"choice {k}"), settings.count, None)
             for k in range(len(source.parts))]
 
 
-def _choose_wide(users: Users, loss: Loss, settings: Settings, work: Work) -> Choice:
+def _choose_wide(users: Users, loss: Loss, settings: Settings, work: Work) -> Chosen:
     work.show("searching for groups")
     found = search_wide(users, loss, settings.max_groups,
                         lambda count: work.show("searching for groups", text=f"{count} groups"))
     labels = found.best.labels
     work.show("comparing kinds of models")
     compared = choose_wide(users, loss, labels, settings)
-    return Choice(labels, _used(labels, compared.sharing, found.sentence), compared.sharing,
+    return Chosen(labels, _used(labels, compared.sharing, found.sentence), compared.sharing,
                   compared.means, compared.errors, models=found.models)

@@ -43,8 +43,8 @@ from coterie.groups.dispersion import without_ridge
 from coterie.groups.random_effects import learn_spread
 from coterie.groups.summaries import Summaries, spread_within
 from coterie.groups.wide_models import WideModels, fit_models
-from coterie.losses import Loss, Personal, Samples, Squared
-from coterie.losses.derived import Grouped, Remote, Weighted
+from coterie.losses import Loss, Personal, Samples
+from coterie.losses.derived import Grouped, Weighted
 from coterie.losses.personal import PersonalSamples
 from coterie.losses.rows import too_wide
 
@@ -119,8 +119,8 @@ def group_centres(loss: Loss, samples: Samples, labels: Ints, count: Count,
         return wide_models(loss, samples, labels, count, start).centres
     rows: Array = samples.users.sizes.astype(float)
     count = "users" if loss.counts_rows else count
-    if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray):  # noise / rows
-        rows = 1.0 / loss.scale
+    if loss.scales is not None:  # noise / rows
+        rows = 1.0 / loss.scales
     weights = rows / rows.mean() if count == "rows" else None
     grouped = Grouped(loss=loss, samples=samples, labels=labels, weights=weights)
     # With quadratic losses one step is enough from anywhere, and from zero its last digits are
@@ -148,8 +148,8 @@ def wide_models(loss: Loss, samples: Samples, labels: Ints, count: Count,
         else np.ones(samples.n_users)
     if isinstance(loss, Personal):
         assert isinstance(samples, PersonalSamples)
-        return fit_models(loss.loss, samples.inner, labels, weights, samples.metric.prices[:, 0],
-                          start, accurate)
+        return fit_models(loss.loss, samples.inner, labels, weights,
+                          samples.metric.prices[:, 0], start, accurate)
     return fit_models(loss, samples, labels, weights, None, start, accurate)
 
 
@@ -168,21 +168,20 @@ def loss_of_newcomers(loss: Loss, users: Participants, newcomers: Participants) 
     """The loss of a problem for others than its users: where every user has a price of leaving its
     centre, they have that of a user with the noise of a typical one.
     """
-    if not (isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray)):
+    scales, unit = loss.scales, loss.rows_per_user
+    if scales is None or not isinstance(loss, Personal):
         return loss
-    if isinstance(loss.loss, Weighted):  # the price is that of one row
-        counted = replace(loss.loss, unit=float(np.median(loss.loss.unit)))
-        return replace(loss, loss=counted, scale=float(np.median(loss.scale)))
-    noise = float(np.median(loss.scale * users.sizes))
+    if unit is not None:  # the price is that of one row
+        counted = Weighted(loss=loss.own_loss, unit=float(np.median(unit)))
+        return replace(loss, loss=counted, scale=float(np.median(scales)))
+    noise = float(np.median(scales * users.sizes))
     return replace(loss, scale=noise / np.maximum(newcomers.sizes, 1))
 
 
 def kind_of(loss: Loss, labels: Ints) -> Kind:
     """The kind of models that this loss and these groups give."""
     n_groups = int(labels.max()) + 1
-    if isinstance(loss, Remote):
-        loss = loss.loss
-    if isinstance(loss, Personal):
+    if loss.stated.personal:
         return "personal" if n_groups == 1 else "personal in groups"
     return "one model" if n_groups == 1 else "alone" if n_groups == len(labels) else "groups"
 
@@ -314,7 +313,7 @@ def choose_wide(users: Users, loss: Loss, labels: Ints, settings: Settings) -> C
         more, others = _wide_losses(options, users, loss, settings, settings.seed + 1 + turn)
         sums, counts = sums + more, counts + others
     with np.errstate(invalid="ignore", divide="ignore"):
-        return _compare(options, sums / counts, labels, isinstance(loss, Squared))
+        return _compare(options, sums / counts, labels, loss.gaussian)
 
 
 def _wide_losses(options: list[Sharing], users: Users, loss: Loss, settings: Settings,

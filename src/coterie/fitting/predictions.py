@@ -27,7 +27,6 @@ from coterie.data.validation import show
 from coterie.fitting.average import Average, predicted
 from coterie.fitting.scores import METRICS
 from coterie.fitting.units import Units
-from coterie.losses import SquaredHinge
 
 #: What predictions are made for: a file, a polars frame, or users.
 Data = Any
@@ -305,7 +304,7 @@ class Predictor:
         values: Sequence[Any] = range(self.units.n_classes) if recipe is None \
             else recipe.class_values
         columns = {"prediction": [values[int(c)] for c in predictions]}
-        if not isinstance(self.units.loss, SquaredHinge):
+        if self.units.loss.log_odds:
             shares = np.stack([1.0 - told, told], axis=1) if self.averages \
                 else self.units.probabilities(X, models)
             names = values if recipe is None else recipe.classes

@@ -28,7 +28,6 @@ from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.stability import Stability
 from coterie.fitting.units import Units
-from coterie.losses import Personal
 from coterie.problem.account import Account, Accounted, entry
 from coterie.problem.newcomers import Joined, join
 from coterie.problem.solution import Solution, outline
@@ -320,7 +319,7 @@ class Fit(Accounted, PredictsRows):
         joined = (self._join(newcomers, likeliest) if automatic
                   else self.solution.personalize(newcomers))
         # The price of leaving the centre is the same as for the others.
-        if isinstance(loss, Personal):
+        if loss.personal:
             return joined._replace(models=loss.own_models(samples, self.centres[likeliest]))
         return joined._replace(models=np.where((joined.clusters >= 0)[:, None],
                                                self.centres[joined.clusters], joined.models))

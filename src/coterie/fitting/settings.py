@@ -24,7 +24,7 @@ class Settings:
     loss : a name in LOSSES that fits the task.
     lam : the penalty strength: a number; "auto", which takes the groups found (on weights other
         than "auto": as "score"); or "score", the least mean loss on held-out rows.
-    weights : "auto" for weights from the groups found, see `coterie.fitting.plan`; "unit" for
+    weights : "auto" leaves them to the fit, see `coterie.fitting.fit`; "unit" for
         weight 1 on all pairs, the paper's case; or "wald", "gaussian", "inverse" for the k nearest
         users of each user.
     count : what counts alike in the model of a group: "rows", so that a user with few rows has

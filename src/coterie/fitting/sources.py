@@ -3,7 +3,7 @@
     summary     level, slope and curvature of each user's loss at its best model around a centre
     evidence    how likely its rows are for models around given centres, by Laplace's approximation
     around      value and slope of the loss of a centre: the user's loss, or with a personal part
-                its envelope (`Personal`); and the model that the user gets around this centre
+                its envelope (`Personal`), whose slope says which model the user gets
     finish      the certificate of the models handed out, and scores on held-out rows
 
 A federation asks the same questions, each in one round, and users answer by the functions here.
@@ -26,8 +26,7 @@ from coterie.fitting.scores import METRICS, Scores, worse_than_alone
 from coterie.fitting.units import Units, UserStatistics
 from coterie.groups.summaries import RowsSource, Source
 from coterie.groups.wide_models import fit_models
-from coterie.losses import Huber, Loss, Personal, Samples
-from coterie.losses.derived import Remote
+from coterie.losses import Loss, Personal, Samples
 from coterie.losses.personal import PersonalSamples
 from coterie.losses.rows import too_wide
 from coterie.problem.certificates import certify
@@ -53,7 +52,6 @@ class Expanded(NamedTuple):
 
     values: Array  # (n_users, k)
     gradients: Array  # (n_users, k, dim)
-    models: Array  # (n_users, k, dim) the models that users get
 
 
 class Judged(NamedTuple):
@@ -80,7 +78,7 @@ class FitSource(Source, Protocol):
         """
 
     def around(self, asked: list[Around]) -> list[Expanded]:
-        """Values, slopes and models around centres, by part."""
+        """Values and slopes around centres, by part."""
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
@@ -114,7 +112,7 @@ class RowsFitSource(RowsSource):
             parts.append((train_units or units).inner(kept))
         super().__init__(units.loss, parts)
         self.units, self.train_units, self.test = units, train_units or units, test
-        self.exact = units.loss.quadratic or isinstance(units.loss, Huber)
+        self.exact = units.loss.quadratic or units.loss.least_squares
         targets = UserStatistics.of(users if kept is None else kept).targets
         if targets is not None:  # by user, as users elsewhere send it
             self.target_mean = units.mean_target(targets.counts, targets.means)
@@ -129,10 +127,9 @@ class RowsFitSource(RowsSource):
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
-        remote = solution.problem.loss
-        assert isinstance(remote, Remote)
+        loss = solution.problem.loss.stated
         with warnings.catch_warnings(action="ignore", category=CoterieWarning):
-            problem = Problem(self.parts[0], remote.loss, solution.lam, solution.problem.graph)
+            problem = Problem(self.parts[0], loss, solution.lam, solution.problem.graph)
         proof = certify(problem, solution.models, solution.duals)
         if proof.relative_gap > tol:
             proof = min(proof, certify(problem, solution.models), key=lambda c: c.relative_gap)
@@ -204,7 +201,7 @@ def expanded(loss: Loss, users: Users, asked: Around) -> Expanded:
         samples, centres = _prepare(outer, users), asked.centres[:, k]
         with np.errstate(over="ignore", invalid="ignore"):  # trial points
             values, gradients, _ = outer.evaluate(samples, centres, 1)
-            parts.append((values, gradients, outer.own_models(samples, centres)))
+            parts.append((values, gradients))
     return Expanded(*(np.stack(part, axis=1) for part in zip(*parts, strict=True)))
 
 

@@ -96,7 +96,7 @@ def draw_wide_groups(loss: Loss, users: Users, centres: Array, settings: Setting
     samples, n = loss.prepare(users), users.n_users
     rows, tiled = users.sizes.astype(float), [np.tile(c, (n, 1)) for c in centres]
     values = -rows[:, None] * np.stack([loss.values(samples, c) for c in tiled], axis=1)
-    curvature = loss.expand(samples, np.tile(centres.mean(axis=0), (n, 1))).curvature
+    curvature = loss.expand(samples, np.tile(centres.mean(axis=0), (n, 1)))[2]
     bent = np.stack([curvature.times(c) for c in tiled], axis=1)  # (n, k, dim)
     scales, axes = np.linalg.eigh(rows[:, None, None] * np.einsum("nkd,ld->nkl", bent, centres))
     roots = axes * np.sqrt(np.maximum(scales, 0.0))[:, None, :]

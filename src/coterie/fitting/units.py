@@ -27,22 +27,15 @@ from coterie.data.users import Moments, Users
 from coterie.fitting.settings import Settings
 from coterie.losses import (
     LOSSES,
-    AffineLoss,
-    HuberDistance,
-    Logistic,
     Loss,
     Multinomial,
-    SquaredDistance,
     SquaredHinge,
+    losses_for,
+    name_of,
 )
 
 INTERCEPT = "intercept"
 LARGEST_COUNT = 1e9  # steps of exp(t) are lost beyond
-#: The losses that fit each task; the first is taken unless another is named.
-FITTING: dict[Task, tuple[str, ...]] = {
-    "classification": ("logistic", "squared_hinge", "multinomial"),
-                                        "regression": ("squared", "huber"),
-    "counts": ("poisson",), "clustering": ("squared_distance", "huber_distance")}
 
 
 class UserStatistics(NamedTuple):
@@ -179,7 +172,7 @@ class Units:
         """Targets as the loss sees them."""
         if self.task == "regression":
             return (y - self.centre) / self.spread
-        return 2.0 * y - 1.0 if isinstance(self.loss, (Logistic, SquaredHinge)) else y
+        return 2.0 * y - 1.0 if self.loss.signs else y
 
     def mean_target(self, counts: Ints, means: Array) -> float:
         """The mean target as the loss sees it, from the rows and the mean target of each user."""
@@ -203,7 +196,7 @@ class Units:
         predictions = self.loss.predict(self.rows(X), models)
         if self.task == "regression":
             return predictions * self.spread + self.centre
-        signs = self.n_classes == 2 and not isinstance(self.loss, Multinomial)
+        signs = self.n_classes == 2 and not self.loss.multiclass
         return (predictions + 1.0) / 2.0 if signs else predictions
 
     def scores(self, models: Array, test: Users) -> Array:
@@ -245,7 +238,7 @@ class Units:
 
     def probabilities(self, X: Array, models: Array) -> Array:
         """(n_rows, n_classes) for losses that are log-likelihoods."""
-        if isinstance(self.loss, SquaredHinge) or not self.n_classes:
+        if not self.loss.log_odds:
             raise InvalidInput(f"{type(self.loss).__name__} has no probabilities",
                                remedy="Use the loss 'logistic'")
         t = self.margins(X, models)
@@ -272,7 +265,7 @@ class Units:
         if self.task == "clustering":
             return models[..., None]
         w = models.reshape(len(models), len(self.mean) + 1, -1)
-        if isinstance(self.loss, Multinomial):
+        if self.loss.multiclass:
             w = w @ sum_zero_basis(w.shape[2] + 1)
         return np.concatenate([w[:, :-1], self._sign * w[:, -1:]], axis=1)
 
@@ -284,14 +277,14 @@ class Units:
         b = self._sign * (constant - self.centre + np.einsum("npk,p->nk", slopes, self.mean)) \
             / self.spread
         w = np.concatenate([slopes * self.scale[:, None] / self.spread, b[:, None]], axis=1)
-        if isinstance(self.loss, Multinomial):
+        if self.loss.multiclass:
             w = w @ sum_zero_basis(w.shape[2]).T
         return w.reshape(len(w), -1)
 
     @property
     def _sign(self) -> float:
         """Of the intercept in the loss's margin <w, a> + sign b."""
-        return self.loss.intercept_sign if isinstance(self.loss, AffineLoss) else 1.0
+        return self.loss.intercept_sign
 
     @property
     def coefficient_names(self) -> list[str]:
@@ -302,7 +295,7 @@ class Units:
         """What each number of one user's `coefficients` is, with several classes by their names or
         numbers.
         """
-        if not isinstance(self.loss, Multinomial):
+        if not self.loss.multiclass:
             return self.coefficient_names
         return [f"{name} [{c}]" for name in self.coefficient_names for c in classes
                 or range(self.n_classes)]
@@ -310,7 +303,7 @@ class Units:
     def state(self) -> dict[str, Any]:
         """Arrays, numbers and texts, for `from_state`."""
         return {"task": self.task,
-                "loss": next(name for name, kind in LOSSES.items() if isinstance(self.loss, kind)),
+                "loss": name_of(self.loss),
                 "ridge": getattr(self.loss, "ridge", 0.0), "n_classes": self.n_classes,
                 "intercept_share": float(getattr(self.loss, "penalize_intercept", 1.0)),
                 "mean": self.mean,
@@ -325,9 +318,9 @@ class Units:
         """
         loss = make_loss(state["task"], state["loss"], state["ridge"], state["n_classes"])
         share = float(state.get("intercept_share", 1.0))
-        if isinstance(loss, AffineLoss) and share != 1.0:
-            loss = replace(loss, penalize_intercept=share)
-        if isinstance(loss, SquaredHinge) and state.get("intercept_sign", 1.0) == 1.0:
+        if loss.affine and share != 1.0:
+            loss = loss.with_ridge(loss.ridge, share)
+        if loss.intercept_sign != state.get("intercept_sign", 1.0):
             loss = _PlusSquaredHinge(ridge=loss.ridge, penalize_intercept=True)
         return cls(task=state["task"], loss=loss, n_classes=state["n_classes"],
                    mean=np.array(state["mean"], dtype=float),
@@ -346,7 +339,7 @@ class _PlusSquaredHinge(SquaredHinge):
 
 def make_loss(task: Task, name: str, ridge: float, n_classes: int) -> Loss:
     """The task's loss, or the one named; its intercept shares the ridge."""
-    fitting = FITTING[task]
+    fitting = losses_for(task)
     if name != "auto" and name not in fitting:
         raise InvalidInput(f"the loss {name!r} does not fit {task}",
                            remedy=f"Choose one of: auto, {', '.join(fitting)}")
@@ -359,11 +352,10 @@ def make_loss(task: Task, name: str, ridge: float, n_classes: int) -> Loss:
     if not (isinstance(ridge, (int, float)) and 0 <= ridge < np.inf):
         raise InvalidInput(f"ridge must be a finite number >= 0, got {ridge!r}",
                            remedy="Use for example 1e-3")
-    if kind in (SquaredDistance, HuberDistance):
+    if not kind.affine:
         return kind()
-    assert issubclass(kind, AffineLoss)
-    if kind is Multinomial:
-        return Multinomial(ridge=float(ridge), penalize_intercept=True, n_classes=n_classes)
+    if kind.multiclass:
+        return kind(ridge=float(ridge), penalize_intercept=True, n_classes=n_classes)
     return kind(ridge=float(ridge), penalize_intercept=True)
 
 

@@ -35,14 +35,11 @@ from coterie.data.condensed import Condensed
 from coterie.data.users import Users
 from coterie.groups.spread import Expansions, estimate_covariance, find_modes, sample_users
 from coterie.losses import (
-    AffineLoss,
     Huber,
-    HuberDistance,
+    LinearLoss,
     Loss,
-    Poisson,
     Samples,
     Squared,
-    SquaredDistance,
 )
 from coterie.losses.derived import Grouped
 
@@ -57,7 +54,7 @@ _MOST_USED = 0.9  # largest share of the rows that parameters are taken to use u
 
 def without_ridge(loss: Loss) -> Loss:
     """The same loss with ridge 0."""
-    return replace(loss, ridge=0.0) if isinstance(loss, AffineLoss) else loss
+    return loss.with_ridge(0.0) if loss.affine else loss
 
 
 def without_outliers(users: Users, loss: Loss) -> tuple[Users, Loss]:
@@ -67,16 +64,15 @@ def without_outliers(users: Users, loss: Loss) -> tuple[Users, Loss]:
     Second moments do not show tails: users of whom only these are known are taken as they are.
     """
     y = users.targets
-    if type(loss) not in (Squared, Huber) or y is None or isinstance(users, Condensed):
+    if not loss.least_squares or y is None or isinstance(users, Condensed):
         return users, loss
     common = {f.name: getattr(loss, f.name) for f in fields(Squared)}
     squared, huber = Squared(**common), Huber(**common)
     # With few rows, an outlier looks like a different model: pull these models more to the pooled
     # one.
     pull = max(1e-3, 0.5 * (loss.dim(users) * users.n_users / users.n_samples) ** 2)
-    if isinstance(loss, Huber):
-        delta = loss.delta
-    else:
+    delta = loss.delta
+    if delta == np.inf:
         deviation, heavy = _tails(huber, users.take(sample_users(users.n_users)), pull)
         if not heavy:
             return users, loss
@@ -85,6 +81,19 @@ def without_outliers(users: Users, loss: Loss) -> tuple[Users, Loss]:
     inside = max(float((np.abs(residuals) <= delta).mean()), 0.1)
     return replace(users, targets=y - residuals + np.clip(residuals, -delta, delta) / inside), \
         squared
+
+
+def has_outliers(users: Users, loss: Loss, noises: Array) -> bool:
+    """Whether targets have heavy tails inside users whose noise variances have these ratios."""
+    if isinstance(users, Condensed):
+        return False
+    few = sample_users(users.n_users)
+    some = users.take(few)
+    huber = Huber(**{f.name: getattr(loss, f.name) for f in fields(Squared)},
+                  delta=_OUTLIER * float(np.sqrt(dispersion(loss, some, loss.prepare(some)))))
+    scaled = _residuals(huber, some, 1e-3) / np.sqrt(noises[few])[some.owner]
+    deviation = _NORMAL * float(np.median(np.abs(scaled)))
+    return float((scaled**2).mean()) > _HEAVY * deviation**2
 
 
 def _tails(huber: Huber, users: Users, pull: float) -> tuple[float, bool]:
@@ -122,15 +131,15 @@ def _residuals(loss: Huber, users: Users, pull: float) -> Array:
 
 def dispersion(loss: Loss, users: Users, samples: Samples) -> float:
     """The dispersion s of the module's formulas."""
-    if isinstance(loss, (Squared, SquaredDistance, HuberDistance)):
+    if loss.gaussian or loss.task == "clustering":
         return _variance(without_ridge(loss), users, samples)
-    if isinstance(loss, Poisson):
-        return _score_ratio(replace(loss, ridge=0.0), users, samples)
+    if loss.task == "counts" and isinstance(loss, LinearLoss):
+        return _score_ratio(loss.with_ridge(0.0), users, samples)
     return 1.0
 
 
 def _variance(loss: Loss, users: Users, samples: Samples) -> float:
-    points = not isinstance(loss, Squared)
+    points = not loss.gaussian
     counts, dim = users.sizes.astype(float), samples.dim
     numbers = counts * (dim if points else 1)
     freedom = np.maximum(numbers - dim, 0.0)
@@ -159,26 +168,7 @@ def _variance(loss: Loss, users: Users, samples: Samples) -> float:
     return s
 
 
-def score_sums(loss: Poisson, users: Users, samples: Samples, centres: Array, covariance: Array,
-               inverse: Array,
-               scale: float) -> Array:
-    """(n_users, 2) what each user adds to the two sums of the ratio for Poisson, at its most likely
-    model.
-
-    `inverse` is that of the summed curvature of all users.
-    """
-    rows = loss.design(users.features, np.ones(users.n_samples, dtype=bool))
-    plain = replace(loss, ridge=0.0)
-    models = find_modes(plain, samples, users.counts / scale, centres, covariance, centres)
-    margins = plain.decision(users.features, models[users.owner])
-    assert users.targets is not None
-    c = (rows @ inverse * rows).sum(axis=1)
-    parts = (plain.slope(margins, users.targets) ** 2 * c,
-             plain.curvature(margins, users.targets) * c)
-    return np.stack([np.bincount(users.owner, part, users.n_users) for part in parts], axis=1)
-
-
-def _score_ratio(loss: Poisson, users: Users, samples: Samples) -> float:
+def _score_ratio(loss: LinearLoss, users: Users, samples: Samples) -> float:
     assert users.targets is not None
     n, together = users.n_samples, np.zeros(users.n_users, dtype=np.int64)
     counts, rows = users.counts.astype(float), loss.design(users.features, np.ones(n, dtype=bool))

@@ -68,8 +68,6 @@ from coterie.groups.summaries import RowsSource, summarise
 from coterie.groups.wide import WideSearch, search_wide
 from coterie.groups.wide_models import fit_models
 from coterie.losses import (
-    AffineLoss,
-    Huber,
     Logistic,
     Loss,
     Squared,
@@ -289,7 +287,7 @@ def find_groups(users: Users, loss: Loss | None = None, *, max_groups: int | Non
 
 
 def _search(users: Users, loss: Loss, options: SearchOptions) -> SearchResult:
-    if loss.quadratic or type(loss) is Huber:
+    if loss.quadratic or loss.least_squares:
         return search(search_summaries(users, loss), options)
     source = RowsSource(loss, [users])
     return search_parts(source, summarise(source), options)[1][0]
@@ -368,7 +366,7 @@ def _scaler(users: Users, loss: Loss) -> Standardizer | None:
     """What standardises the features; None where they are standardised up to rounding, or need not
     be.
     """
-    if not isinstance(loss, AffineLoss):
+    if not loss.affine:
         return None
     scaler = Standardizer.from_moments(users.moments(), feature_names=users.feature_names)
     if np.abs(scaler.mean).max(initial=0.0) < _ROUNDING \
@@ -382,14 +380,10 @@ def _with_unit_targets(users: Users, loss: Loss) -> tuple[Users, Loss, float]:
     and this unit.
     """
     y = users.targets
-    if type(loss) not in (Squared, Huber) or y is None:
+    if loss.task != "regression" or y is None:
         return users, loss, 1.0
-    assert isinstance(loss, (Squared, Huber))
     column = replace(users, features=y[:, None], targets=None, feature_names=("target",))
     counts, means, m2 = column.moments()
     centre = float(counts @ means[:, 0] / counts.sum()) if loss.intercept else 0.0
     unit = float(np.sqrt((m2.sum() + counts @ (means[:, 0] - centre) ** 2) / counts.sum())) or 1.0
-    shifted = y - centre
-    if isinstance(loss, Huber):
-        loss = replace(loss, delta=loss.delta / unit)
-    return replace(users, targets=shifted / unit), loss, unit
+    return replace(users, targets=(y - centre) / unit), loss.in_unit(unit), unit

@@ -30,7 +30,7 @@ from coterie.base.types import Array, Ints
 from coterie.data.users import Users
 from coterie.groups.dispersion import without_ridge
 from coterie.groups.spread import Expansions, sample_users
-from coterie.losses import Loss, Squared
+from coterie.losses import Loss
 
 _DEGREES = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)  # values of nu that are compared
 _ROUNDS = 15  # of EM
@@ -80,7 +80,7 @@ def noise_of_users(users: Users, loss: Loss, labels: Ints, covariance: Array, no
     covariance, noise : T and s for equal noise, where EM starts.
     form : the projection of a covariance on the shape of T.
     """
-    if type(loss) is not Squared or users.n_users < 3:
+    if not loss.gaussian or users.n_users < 3:
         return None
     rows, some = _Rows.of(users, loss), sample_users(users.n_users)
     few, few_labels = rows.take(some), np.unique(labels[some], return_inverse=True)[1]

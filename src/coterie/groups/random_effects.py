@@ -32,11 +32,11 @@ import numpy as np
 
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Users
-from coterie.groups.dispersion import dispersion, without_outliers, without_ridge
+from coterie.groups.dispersion import dispersion, has_outliers, without_outliers, without_ridge
 from coterie.groups.noise import noise_of_users
 from coterie.groups.spread import Expansions, project, total
 from coterie.groups.summaries import Summaries, intercepts_of
-from coterie.losses import Loss, Squared
+from coterie.losses import Loss
 from coterie.losses.derived import Grouped
 
 SHAPES = ("round", "intercept", "diagonal", "one direction", "full")
@@ -118,11 +118,13 @@ def search_summaries(users: Users, loss: Loss) -> Summaries:
     where it differs; else without outliers.
     """
     known = Summaries.exact(users, loss) if loss.quadratic else None
-    if known is not None and type(loss) is Squared:
+    if known is not None and loss.gaussian:
         learned = learn_spread(users, loss, np.zeros(users.n_users, dtype=np.int64))
         noises = None if learned is None else learned.noises
+        # Beyond this proportion, and where tails are heavy inside users, targets are outliers.
         if learned is not None and noises is not None \
-                and noises.max() < _PROPORTION * noises.min():  # beyond it targets are outliers
+                and noises.max() < _PROPORTION * noises.min() \
+                and not has_outliers(users, loss, noises):
             return replace(known, noise=learned.noise, noises=noises)
     few, squared = without_outliers(users, loss)
     return known if known is not None and few is users else Summaries.exact(few, squared)
@@ -137,7 +139,7 @@ def _best_spread(users: Users, loss: Loss, labels: Ints) -> ModelSpread | None:
     models = _first_models(loss, users, labels)
     learn = _Learner(Expansions.at(plain, samples, rows, models), models, labels, rows,
                      dispersion(plain, users, samples), intercepts_of(loss, samples),
-                     gaussian=type(loss) is Squared)
+                     gaussian=loss.gaussian)
     without, best = learn("none"), None
     if np.isfinite(without.evidence):
         best = learn.best(without)

@@ -39,6 +39,7 @@ _MARGIN = 50.0  # cuts of that tree that are worse than other descriptions by mo
 _PATIENCE = 3
 _UNSURE = 0.15  # what lengths by second-order models may be wrong by, over the length of one model
 _KEPT = 6  # partitions that are proposed to another search
+_ASKED = 3  # partitions whose likelihood users are asked for
 
 Kind = Literal["one model", "one centre with spread", "groups"]
 
@@ -155,7 +156,7 @@ def _doubted(examined: list[Partition]) -> list[Partition]:
     one = next(part for part in plain if not part.labels.any())
     worst = shortest(plain).length + max(_MARGIN, _UNSURE * abs(one.length))
     spreads = [part for part in examined if part.spread is not None and part.length <= worst]
-    few = [*_best(plain, _KEPT), *_best(spreads, 1)]
+    few = [*_best(plain, _ASKED), *_best(spreads, 1)]
     return [one, *(replace(part, spread=None) for part in few), *spreads]
 
 

@@ -29,7 +29,7 @@ from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants, Users
 from coterie.groups.dispersion import dispersion, without_ridge
 from coterie.groups.spread import Expansions, extrapolate
-from coterie.losses import AffineLoss, Logistic, Loss, Personal, Poisson, Samples, SquaredHinge
+from coterie.losses import Loss, Personal, Samples
 from coterie.losses.derived import Quadratic
 
 _ROUNDS = 2  # summaries that the one centre is learned from
@@ -57,7 +57,7 @@ class Reply(NamedTuple):
     point : (n_users, parts, dim).
     value, gradient, hessian : (n_users, parts, ...) of the loss without ridge, a mean over rows.
     information : (n_users, parts) mean of 4 p (1 - p) over rows, for two classes; else 1.
-    spare : (n_users, parts) sum over rows of slope^2 / curvature, for counts; else 0.
+    spare : (n_users, parts) rows times the mean of slope^2 / curvature, for counts; else 0.
     """
 
     point: Array
@@ -251,7 +251,7 @@ class _Working(NamedTuple):
 
     loss: Quadratic
     sizes: Ints
-    squares: Array  # (n,) sum of slope^2 / curvature of rows, at the points
+    squares: Array  # (n,) rows times the mean of slope^2 / curvature, at the points
     intercepts: Flags
     counts: bool
 
@@ -259,7 +259,7 @@ class _Working(NamedTuple):
     def of(cls, reply: Reply, part: int, sizes: Ints, loss: Loss, intercepts: Flags) -> _Working:
         near = Quadratic(point=reply.point[:, part], value=reply.value[:, part],
                          gradient=reply.gradient[:, part], hessian=reply.hessian[:, part])
-        return cls(near, sizes, reply.spare[:, part], intercepts, isinstance(loss, Poisson))
+        return cls(near, sizes, reply.spare[:, part], intercepts, loss.task == "counts")
 
     def variances(self, prior: float) -> Array:
         """(dim,) of the prior of centres."""
@@ -464,18 +464,8 @@ def summary_at(loss: Loss, parts: list[Users], centre: Array, covariance: Array,
         f, g, h = plain.evaluate(plain.prepare(part), points, 2)
         h = 0.5 * (h + np.swapaxes(h, 1, 2))  # to the last bit, as a triangle of it is sent
         columns.append((points, f, g, h, information(loss, part, centre),
-                        _squares(plain, part, points)))
+                        plain.squares(part, points)))
     return Reply(*(np.stack(column, axis=1) for column in zip(*columns, strict=True)))
-
-
-def _squares(loss: Loss, users: Users, points: Array) -> Array:
-    """(n_users,) the sum over rows of slope^2 / curvature (Pearson's statistic), for counts."""
-    if not isinstance(loss, Poisson):
-        return np.zeros(users.n_users)
-    assert users.targets is not None
-    t = loss.decision(users.features, points[users.owner])
-    parts = loss.slope(t, users.targets) ** 2 / np.maximum(loss.curvature(t, users.targets), 1e-300)
-    return np.asarray(np.bincount(users.owner, parts, users.n_users))
 
 
 def evidence_of(loss: Loss, users: Users, asked: Hypotheses) -> Told:
@@ -498,25 +488,23 @@ def information(loss: Loss, users: Users, centre: Array) -> Array:
     """(n_users,) the mean of 4 p (1 - p) over the rows of each user, for two classes; 1 for other
     targets.
     """
-    if not isinstance(loss, (Logistic, SquaredHinge)) or not users.n_samples:
+    if not loss.signs or not users.n_samples:
         return np.ones(users.n_users)
     t = loss.decision(users.features, np.broadcast_to(centre, (users.n_samples, len(centre))))
-    p = 0.5 + 0.5 * np.tanh(t / 2) if isinstance(loss, Logistic) else np.clip((1 + t) / 2, 0, 1)
+    p = loss.shares(t)
     return np.asarray(np.bincount(users.owner, 4 * p * (1 - p), users.n_users)
                       / np.maximum(users.counts, 1))
 
 
 def ridge_of(loss: Loss, samples: Samples) -> Array:
     """(dim,) the ridge of a loss on each coordinate."""
-    if not isinstance(loss, AffineLoss):
-        return np.zeros(samples.dim)
     return loss.ridge * loss.shrunk(samples.dim, samples.dim // (samples.users.n_features + 1))
 
 
 def intercepts_of(loss: Loss, samples: Samples) -> Flags:
     """Which coordinates of a model are intercepts: the last ones, one of each output."""
     dim = samples.dim
-    if not (isinstance(loss, AffineLoss) and loss.intercept):
+    if not loss.intercept:
         return np.zeros(dim, dtype=bool)
     return np.arange(dim) >= dim - dim // (samples.users.n_features + 1)
 
@@ -526,11 +514,6 @@ def start_of(loss: Loss, mean: float, dim: int) -> Array:
     intercept.
     """
     start = np.zeros(dim)
-    if not (isinstance(loss, AffineLoss) and loss.intercept):
-        return start
-    if isinstance(loss, Logistic):
-        p = np.clip(0.5 + 0.5 * mean, 1e-6, 1 - 1e-6)
-        start[-1] = np.log(p / (1 - p))
-    elif isinstance(loss, Poisson):
-        start[-1] = np.log(max(mean, 1e-6))
+    if loss.intercept:
+        start[-1] = loss.margin_of(mean)
     return start

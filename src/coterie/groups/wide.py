@@ -35,7 +35,7 @@ from coterie.base.machine import require_memory
 from coterie.base.types import Array, Ints
 from coterie.data.users import Users
 from coterie.groups.wide_models import fit_models
-from coterie.losses import AffineLoss, Loss, Samples, Squared
+from coterie.losses import Loss, Samples
 from coterie.losses.curvature import RowCurvature
 
 _MOST_GROUPS = 32  # groups at most
@@ -270,7 +270,7 @@ def search_wide(users: Users, loss: Loss, max_groups: int | None = None,
                    "time")
     bare, point, prior, noise = _expand(users, loss, samples)
     variance, noise = _spread(bare, point, prior, noise,
-                              users if isinstance(loss, Squared) else None)
+                              users if loss.gaussian else None)
     alone = bare.around(0.0, noise)
     evidence, everyone = _Evidence(alone, point, prior), np.zeros(n, dtype=np.int64)
     examined = [WideDescription(everyone, evidence.length(evidence.centre(alone.total)[0], everyone,
@@ -293,7 +293,6 @@ def _quadratics(loss: Loss, samples: Samples, rows: Array, point: Array) -> User
     n = samples.n_users
     values, gradients, curvature = loss.expand(samples, np.tile(point.ravel(), (n, 1)))
     assert isinstance(curvature, RowCurvature)
-    assert isinstance(loss, AffineLoss)
     ridge = loss.ridge * loss.shrunk(samples.dim, curvature.outputs)
     factors: list[tuple[Array, Array]] = [(np.empty(0), np.empty((0, 0)))] * n
     for part in curvature.terms:
@@ -317,7 +316,7 @@ def _expand(users: Users, loss: Loss, samples: Samples) -> tuple[UserQuadratics,
     everyone, rows = np.zeros(users.n_users, dtype=np.int64), users.sizes.astype(float)
     p = users.n_features + 1
     point, noises = np.zeros((p, samples.dim // p)), \
-        _NOISES if isinstance(loss, Squared) else (1.0,)
+        _NOISES if loss.gaussian else (1.0,)
     for turn in range(_EXPANDED):
         quadratics = _quadratics(loss, samples, rows, point)
         if turn == _EXPANDED - 1:

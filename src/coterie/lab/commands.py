@@ -48,14 +48,14 @@ _Source = Annotated[Path, Arg(metavar="RUN|DATA", help="A table with one row per
                                                        "folder of a federated run.")]
 _Data = Annotated[Path | None, Opt(help="The table of a run, on which the run is repeated.")]
 _User = Annotated[str, Opt(help="Column with the owner of each row.")]
-_Algorithm = Annotated[str, Opt(
-    help="What is attacked, separated by commas: algorithms of `coterie federate`, fit, weights, "
-         "or active (a server that asks at points of its choice). By default newton, splitting, "
-         "pdmm, fit and weights; of a run, its own.")]
+_Algorithm = Annotated[str, Opt(help="What is attacked, separated by commas: algorithms of "
+                                     "`coterie federate`, fit, weights, or active (a server "
+                                     "that asks at points of its choice). By default newton, "
+                                     "splitting, pdmm, fit and weights; of a run, its own.")]
 _Rows = Annotated[str, Opt(help="Rows per user that take part, separated by commas.")]
 _Lam = Annotated[float, Opt(help="Penalty strength of algorithms at a given one.")]
-_Epsilon = Annotated[float | None, Opt(
-    help="Budget of a private fit: its releases are attacked too, with their noise and without.")]
+_Epsilon = Annotated[float | None, Opt(help="Budget of a private fit: its releases are attacked "
+                                            "too, with their noise and without.")]
 _Delta = Annotated[float, Opt(help="The delta of the budget.")]
 _Clip = Annotated[str, Opt(help="Bounds of columns, as for `coterie federate`; by default those of "
                                 "the rows that take no part.")]
@@ -347,9 +347,8 @@ def run_reproduction(out: _Figures = Path("reproduction"), quick: _Quick = False
         checked = claims(results)
         bar.update(task, description="Drawing")
         files = paper_figures.write(out, results, checked)
-    table = grid("The paper and its reproduction",
-                 ("", "exp.", "claim", "paper", "here, seed 0", "over seeds", "verdict"),
-                 show_lines=True)
+    table = grid("The paper and its reproduction", ("", "exp.", "claim", "paper", "here, seed 0",
+                                                    "over seeds", "verdict"), show_lines=True)
     for claim in checked:
         table.add_row(str(claim.number), *claim[1:-1],
                       f"[{COLOURS[claim.verdict]}]{claim.verdict.value}[/]")

@@ -10,15 +10,15 @@ and a class states phi by its value, slope and curvature; everything else (gradi
 all users at once, conjugates, proximal steps) follows. The intercept b is the last coordinate and
 is not under the ridge, unless `penalize_intercept` says so; then the ridge is ridge/2 ||x||^2.
 
-The losses themselves are in `coterie.losses.linear` and `coterie.losses.linear`.
+The losses themselves are in `coterie.losses.linear`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -34,11 +34,11 @@ from coterie.losses.base import (
     Samples,
     need_targets,
 )
-from coterie.losses.blocks import BlockLoss, in_blocks
+from coterie.losses.blocks import BlockLoss, Terms, in_blocks
 from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum
-from coterie.losses.rows import Terms, expand, is_wide, minimise_wide, row_bounds, value_rounding
+from coterie.losses.rows import expand, is_wide, minimise_wide, row_bounds, value_rounding
 
 # Times the terms of a gradient: how far beside a slope bounds are computed, if none is found at it.
 _BESIDE = 1e-10
@@ -70,10 +70,10 @@ class AffineLoss(BlockLoss):
     [True]
     """
 
+    affine: ClassVar[bool] = True
     ridge: float = 1e-3
     intercept: bool = True
     penalize_intercept: bool | float = False
-    intercept_sign: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.ridge) and self.ridge >= 0):
@@ -92,6 +92,10 @@ class AffineLoss(BlockLoss):
         return Frame.of(users, centred=self.free_intercept,
                         sign=self.intercept_sign * self.intercept, outputs=outputs,
                         level=self.neutral(users) if self.free_intercept else None)
+
+    def with_ridge(self, ridge: float, penalize_intercept: float | None = None) -> Self:
+        share = self.penalize_intercept if penalize_intercept is None else penalize_intercept
+        return replace(self, ridge=ridge, penalize_intercept=share)
 
     def neutral(self, users: Users) -> Array:
         """(n_users,) the margin that knows a user's targets but no features; 0 for classes."""
@@ -115,24 +119,22 @@ class AffineLoss(BlockLoss):
         return weights if block.units is None else weights / block.units**2
 
     def curvatures(self, samples: Samples) -> Array:
-        every = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features
-            + self.intercept))
+        every = self.ridge * self.shrunk(samples.dim,
+                                         samples.dim // (samples.users.n_features + self.intercept))
         if samples.frame is None:
             return np.broadcast_to(every, (samples.n_users, samples.dim))
         return np.asarray(every / samples.frame.units(np.arange(samples.n_users)) ** 2)
 
     def ridge_bounds(self, bounds: DualBounds, samples: Samples, slopes: Array,
                      about: Array | None) -> DualBounds:
-        """The dual bounds, and where they are infinite those of the ridge alone.
-
-        With phi >= 0, f(x) >= 1/2 sum_k c_k x_k^2 gives f*(u) <= sum_k u_k^2 / (2 c_k). It is the
-        conjugate where phi vanishes in the limit only: samples of one class, and a slope 0 of the
-        intercept.
+        """As for any loss. With phi >= 0, f(x) >= 1/2 sum_k c_k x_k^2 gives f*(u) <= sum_k u_k^2 /
+        (2 c_k). It is the conjugate where phi vanishes in the limit only: samples of one class, and
+        a slope 0 of the intercept.
         """
         rows = np.flatnonzero(np.isinf(bounds.values)) if self.least >= 0 \
             else np.empty(0, dtype=np.intp)
-        c = self.ridge * self.shrunk(samples.dim, samples.dim // (samples.users.n_features
-            + self.intercept))
+        c = self.ridge * self.shrunk(samples.dim,
+                                     samples.dim // (samples.users.n_features + self.intercept))
         rows = rows[(slopes[rows][:, c == 0] == 0).all(axis=1)]
         u = slopes[rows]
         ridges = np.divide(u**2, 2.0 * c, out=np.zeros_like(u), where=c > 0).sum(axis=1)
@@ -144,9 +146,6 @@ class AffineLoss(BlockLoss):
         return out
 
     def shrunk(self, dim: int, outputs: int = 1) -> Array:
-        """(dim,) the share of the ridge on each coordinate: 1, and for intercepts (one for each
-        output) `penalize_intercept`.
-        """
         share = np.ones(dim)
         if self.intercept:
             share[dim - outputs:] = float(self.penalize_intercept)
@@ -154,7 +153,6 @@ class AffineLoss(BlockLoss):
 
     @property
     def free_intercept(self) -> bool:
-        """Whether there is an intercept that the ridge does not cover."""
         return self.intercept and not self.penalize_intercept
 
     def strong_convexity(self, samples: Samples) -> Array:
@@ -162,27 +160,6 @@ class AffineLoss(BlockLoss):
         return np.full(samples.n_users, self.ridge * least)
 
     # ---- wide models: see `coterie.losses.rows`
-
-    def output_basis(self, outputs: int) -> Array | None:
-        """(outputs, classes) the outputs as combinations of classes; None for one output."""
-        return None
-
-    @abstractmethod
-    def row_terms(self, block: Block, t: Array) -> Terms:
-        """The losses of rows with outputs t (n, m, outputs)."""
-
-    @abstractmethod
-    def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
-        """alpha (n, m, outputs) near the slopes of rows with outputs t, and the terms (n, m) of the
-        conjugate there.
-
-        Parameters
-        ----------
-        block : the rows.
-        t : their outputs.
-        sums : (n, outputs) what sum_j sign alpha_j must be; None where alpha can be the slopes
-            themselves.
-        """
 
     def wide(self, samples: Samples) -> bool:
         return is_wide(self, samples)
@@ -195,16 +172,10 @@ class AffineLoss(BlockLoss):
              start: Array | None = None, users: Indices | None = None) -> Minimum:
         if not self.wide(samples):
             return super().prox(samples, linear, t, centres, start, users)
-        who = np.arange(samples.n_users) if users is None else users
-        zero = np.zeros((len(who), samples.dim))
-        centres = zero if centres is None else centres
-        return minimise_wide(self, samples, zero if linear is None else linear, np.broadcast_to(
-            np.asarray(t, dtype=float), len(who)), centres, centres if start is None else start,
-                             who)
+        return minimise_wide(self, samples, linear, t, centres, start, users)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         if not self.wide(samples):
             return super().dual_bounds(samples, slopes, start, users, about)
         who = np.arange(samples.n_users) if users is None else users
@@ -255,16 +226,13 @@ class LinearLoss(AffineLoss):
     [8.5]
     """
 
-    max_curvature: ClassVar[float] = np.inf
-
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         best = super().dual_bounds(samples, slopes, start, users, about)
         rows = np.flatnonzero(~np.isfinite(best.values))
         if rows.size and self.intercept and not self.penalize_intercept and not self.wide(samples):
-            who, about = rows if users is None else users[rows], \
-                np.zeros_like(slopes) if about is None else about
+            who = rows if users is None else users[rows]
+            about = np.zeros_like(slopes) if about is None else about
             start = about if start is None else start
             beside = self._bounds_beside(samples, slopes[rows], start[rows], who, about[rows])
             for full, part in zip(best, beside, strict=True):
@@ -286,10 +254,9 @@ class LinearLoss(AffineLoss):
         near = np.flatnonzero(gap <= step)
         if near.size:
             last = np.arange(slopes.shape[1]) == slopes.shape[1] - 1
-            one, other = (AffineLoss.dual_bounds(self, samples, slopes[near] + side * step[near,
-                None] * last,
-                                                 start[near], who[near], about[near])
-                          for side in (1, -1))
+            one, other = (AffineLoss.dual_bounds(self, samples, slopes[near]
+                                                 + side * step[near, None] * last, start[near],
+                                                 who[near], about[near]) for side in (1, -1))
             for full, *sides in zip(out, one, other, strict=True):
                 full[near] = np.maximum(*sides)
         return out
@@ -360,28 +327,22 @@ class LinearLoss(AffineLoss):
             hessians[:, diagonal, diagonal] += ridges
         return Evaluation(values, gradients, hessians)
 
-    def row_values(self, features: Array, targets: Array, models: Array) -> Array:
-        """(n_rows, k) phi of every row at each of k models."""
-        p = features.shape[1]
-        levels = self.intercept_sign * models[:, p:].sum(axis=1)  # no intercept, or one
-        return self.value(features @ models[:, :p].T + levels, targets[:, None])
-
     def magnitudes_block(self, block: Block, models: Array) -> Magnitudes:
         a, y, weights = block.features, block.targets, block.weights
         ridges = self.ridges(block, models.shape[1])
-        t, terms = (a @ models[:, :, None])[..., 0], (np.abs(a) @ np.abs(models)[:, :, None])[...,
-            0]
-        values = (weights * np.abs(self.value(t, y))).sum(axis=1) + 0.5 \
-            * (ridges * models**2).sum(axis=1)
-        slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] + ridges \
-            * np.abs(models)
+        t, terms = (a @ models[:, :, None])[..., 0], (np.abs(a)
+                                                      @ np.abs(models)[:, :, None])[..., 0]
+        values = (weights * np.abs(self.value(t, y))).sum(axis=1) \
+            + 0.5 * (ridges * models**2).sum(axis=1)
+        slopes = ((weights * np.abs(self.slope(t, y)))[:, None, :] @ np.abs(a))[:, 0] \
+            + ridges * np.abs(models)
         terms = np.abs(t) + terms
         inside = self.curvature(t, y) * terms  # t itself is rounded
         most = self.max_curvature if np.isfinite(self.max_curvature) else self.curvature(t, y)
         # Which counts even where the loss is zero.
         values += 16 * SUMS * (weights * most * terms**2).sum(axis=1)
-        return Magnitudes(values, slopes, slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:,
-            0])
+        return Magnitudes(values, slopes,
+                          slopes + ((weights * inside)[:, None, :] @ np.abs(a))[:, 0])
 
     def upper_hessians(self, samples: Samples) -> Array | None:
         if not np.isfinite(self.max_curvature):

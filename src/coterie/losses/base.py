@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from coterie.data.users import Participants, Users
 from coterie.losses.curvature import WideEvaluation
 from coterie.losses.frame import Frame
 from coterie.losses.newton import Minimum, minimise, possible_gains, solve_scaled
+from coterie.losses.traits import Traits
 
 _EPSILON = float(np.finfo(float).eps)
 # a residual this small beside the terms it is the difference of is zero but for rounding.
@@ -86,7 +87,7 @@ class DualBounds(NamedTuple):
     slack: Array  # (n,) the part of `values` that a better point could still take away
 
 
-class Loss(ABC):
+class Loss(Traits, ABC):
     """A convex, differentiable loss of every user; all methods work on all users at once.
 
     A class must say `dim` and `evaluate`; `decision` and `conic` are asked for where needed. A
@@ -102,12 +103,6 @@ class Loss(ABC):
     >>> loss.local(samples).points.tolist()
     [[0.5], [5.0]]
     """
-
-    least: ClassVar[float] = -np.inf  # a number that no f_i falls below
-    # Whether every f_i is quadratic, so that one Hessian serves everywhere.
-    quadratic: ClassVar[bool] = False
-    # Whether a user's loss counts as often as it has rows.
-    counts_rows: ClassVar[bool] = False
 
     @abstractmethod
     def dim(self, users: Participants) -> int:
@@ -241,8 +236,8 @@ class Loss(ABC):
         frame, eye, pulled = self.coordinates(samples), np.eye(samples.dim), bool(t.any())
         p, v, pull = linear, centres, eye
         if frame is not None:  # ||x - centres||^2 = (z - v)' pull (z - v)
-            p, v, start = frame.slopes(linear, who), frame.enter(centres, who), \
-                frame.enter(start, who)
+            p, v = frame.slopes(linear, who), frame.enter(centres, who)
+            start = frame.enter(start, who)
             pull = frame.metric(who) if pulled else eye
 
         def evaluate(rows: Indices, z: Array, order: int) -> tuple[Array, Array, Array]:
@@ -254,8 +249,8 @@ class Loss(ABC):
                 if pulled:
                     metric = pull if frame is None else pull[rows]
                     shift = z - v[rows]
-                    force = t[rows, None] * (shift if frame is None else np.einsum("nde,ne->nd",
-                        metric, shift))
+                    force = t[rows, None] * (shift if frame is None
+                                             else np.einsum("nde,ne->nd", metric, shift))
                     f = f + 0.5 * np.einsum("nd,nd->n", force, shift)
                     g = g + force if order > 0 else g
                     h = h + t[rows, None, None] * metric if order > 1 else h
@@ -285,8 +280,8 @@ class Loss(ABC):
         itself does.
         """
         f, g, h = self.evaluate_local(samples, models, 2, users)
-        return Magnitudes(np.abs(f), np.abs(g), np.abs(g) + np.einsum("nde,ne->nd", np.abs(h),
-            np.abs(models)))
+        return Magnitudes(np.abs(f), np.abs(g),
+                          np.abs(g) + np.einsum("nde,ne->nd", np.abs(h), np.abs(models)))
 
     def value_rounding(self, samples: Samples, models: Array,
                        users: Indices | None = None) -> Array:
@@ -338,8 +333,7 @@ class Loss(ABC):
         return bound.values + bound.rounding
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i> = max_x <slopes_i, x - about_i> -
         f_i(x).
 
@@ -372,8 +366,8 @@ class Loss(ABC):
         frame, curved = self.coordinates(samples), self.curvatures(samples)[who]
         u, centre, z = slopes, about, start
         if frame is not None:
-            u, centre, z = frame.slopes(slopes, who), frame.enter(about, who), \
-                frame.enter(start, who)
+            u, centre = frame.slopes(slopes, who), frame.enter(about, who)
+            z = frame.enter(start, who)
         settled = np.ones(len(who), dtype=bool)
         best = self._dual_bound(samples, z, u, centre, curved, who, settled)
         tight = np.isfinite(best.values) & (best.slack <= TIGHT * np.abs(best.values))
@@ -398,6 +392,12 @@ class Loss(ABC):
             z = self._refined(samples, z[again], u[rows], who[rows])
         return best
 
+    def ridge_bounds(self, bounds: DualBounds, samples: Samples, slopes: Array,
+                     about: Array | None) -> DualBounds:
+        """The dual bounds, and where they are infinite those of the ridge alone, if there is one.
+        """
+        return bounds
+
     def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array,
                      enough: float) -> DualBounds:
         """`dual_bounds` of all users that may be loose by `enough` times the sum of their losses,
@@ -409,8 +409,7 @@ class Loss(ABC):
         return self.dual_bounds(samples, slopes, start, None, about)
 
     def _dual_bound(self, samples: Samples, z: Array, u: Array, centre: Array, curved: Array,
-                    who: Indices,
-                    settled: Flags) -> DualBounds:
+                    who: Indices, settled: Flags) -> DualBounds:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             f, g, h = self.evaluate_local(samples, z, 2 if (curved == 0).any() else 1, who)
             terms = self.magnitudes(samples, z, who)
@@ -436,8 +435,8 @@ class Loss(ABC):
                 limit = 1e-7 * np.abs(values[rows]) + 1e-9 * self.sizes(samples)[who[rows]]
                 rounding[rows] += np.where(gain <= limit, gain, np.inf)
         finite = np.isfinite(values) & np.isfinite(rounding)
-        return DualBounds(*(np.where(finite, part, other) for part, other in (
-            (values, np.inf), (rounding, 0.0), (cost, np.inf))))
+        return DualBounds(*(np.where(finite, part, other)
+                            for part, other in ((values, np.inf), (rounding, 0.0), (cost, np.inf))))
 
     def _refined(self, samples: Samples, z: Array, u: Array, who: Indices) -> Array:
         """One more Newton step towards grad f = u."""
@@ -475,7 +474,14 @@ class Loss(ABC):
 
     @property
     def own_loss(self) -> Loss:
-        """The loss of `own_models`, by which they are compared on other rows."""
+        """The loss of `own_models`, by which they are compared on other rows: without what wraps
+        it.
+        """
+        return self
+
+    @property
+    def stated(self) -> Loss:
+        """The loss as its users evaluate it, where only they can."""
         return self
 
     def decision(self, features: Array, models: Array) -> Array:
@@ -502,8 +508,7 @@ class Loss(ABC):
         Incompatible : where the loss has no such form.
         """
         raise Incompatible(f"{type(self).__name__} has no conic form, which the reference solver "
-                           "needs. "
-                           "Give it a `conic` method, or use another solver.")
+                           "needs. Give it a `conic` method, or use another solver.")
 
 
 def need_targets(loss: Loss, users: Users) -> Array:
@@ -525,9 +530,8 @@ def refuse_targets(users: Users, bad: Flags, expected: str, remedy: str) -> None
         assert users.targets is not None
         raise InvalidInput(f"expected {expected}, got {users.targets[row]:g}",
                            where=f"user {users.names[user]!r}, its sample "
-                                 f"{row - int(users.offsets[user])}; "
-                                 f"{int(bad.sum())} such targets in all",
-                           remedy=remedy)
+                                 f"{row - int(users.offsets[user])}; {int(bad.sum())} such targets "
+                                 "in all", remedy=remedy)
 
 
 def require_positive(name: str, number: float) -> None:

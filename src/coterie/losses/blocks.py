@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,6 +62,14 @@ def in_blocks(loss: Loss, samples: Samples) -> BlockSamples:
     return samples
 
 
+class Terms(NamedTuple):
+    """The losses of the rows of users who have equally many."""
+
+    values: Array  # (n, m) w phi(t)
+    slopes: Array  # (n, m, k) w phi'(t)
+    mass: Array  # (n, m, 1) w phi''(t), or for softmax (n, m, C) w times the probabilities
+
+
 class BlockLoss(Loss):
     """A loss that is computed from users' samples, one block of users at a time.
 
@@ -86,6 +95,37 @@ class BlockLoss(Loss):
     >>> loss.values(loss.prepare(users), np.zeros((2, 1))).tolist()
     [0.0, 5.0]
     """
+
+    # ---- of losses that can be wide, in `coterie.losses.rows`: t = A x are the outputs of rows
+
+    @property
+    def free_intercept(self) -> bool:
+        """Whether there is an intercept that the ridge does not cover."""
+        return False
+
+    def output_basis(self, outputs: int) -> Array | None:
+        """(outputs, classes) the outputs as combinations of classes; None for one output."""
+        return None
+
+    def row_terms(self, block: Block, t: Array) -> Terms:
+        """The losses of rows with outputs t (n, m, outputs)."""
+        raise self._no_outputs()
+
+    def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
+        """alpha (n, m, outputs) near the slopes of rows with outputs t, and the terms (n, m) of the
+        conjugate there.
+
+        Parameters
+        ----------
+        block : the rows.
+        t : their outputs.
+        sums : (n, outputs) what sum_j sign alpha_j must be; None where alpha can be the slopes
+            themselves.
+        """
+        raise self._no_outputs()
+
+    def _no_outputs(self) -> Incompatible:
+        return Incompatible(f"{type(self).__name__} has no outputs of rows: use `evaluate`.")
 
     def design(self, features: Array, real: Flags, local: bool = False) -> Array:
         """The rows the loss computes on.
@@ -166,8 +206,8 @@ class BlockLoss(Loss):
                    users: Indices | None = None) -> Magnitudes:
         samples = in_blocks(self, samples)
         n = samples.n_users if users is None else len(users)
-        out, unknown = Magnitudes(np.empty(n), np.empty(models.shape), np.empty(models.shape)), \
-            list[slice]()
+        out = Magnitudes(np.empty(n), np.empty(models.shape), np.empty(models.shape))
+        unknown = list[slice]()
         for block, rows, who in self._chosen(samples, users):
             def part(some: slice, block: Block = block, rows: Indices = rows,
                      who: Indices | None = who) -> None:
@@ -228,8 +268,8 @@ class BlockLoss(Loss):
             in_parts(part, len(rows), _part_of(block))
         return out
 
-    def _chosen(self, samples: BlockSamples, users: Indices | None) -> Iterator[tuple[Block,
-            Indices, Indices | None]]:
+    def _chosen(self, samples: BlockSamples,
+                users: Indices | None) -> Iterator[tuple[Block, Indices, Indices | None]]:
         """Every block, where its users stand in the result, and which of its users are meant; None
         for all.
         """

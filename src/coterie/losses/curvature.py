@@ -88,12 +88,8 @@ class Curvature(ABC):
         return None
 
 
-class WideEvaluation(NamedTuple):
-    """Values (n,), gradients (n, dim) and the Hessians as operators."""
-
-    values: Array
-    gradients: Array
-    curvature: Curvature
+#: Values (n,), gradients (n, dim) and the Hessians as operators.
+WideEvaluation = tuple[Array, Array, Curvature]
 
 
 class RowTerms(NamedTuple):
@@ -223,18 +219,17 @@ class RowInverse:
         column: Array = part.design[..., -1].astype(self.dtype)
         # (n, m, k, k), the last axis for k columns.
         units = column[:, :, None, None] * np.eye(k, dtype=self.dtype)
-        border = self._rows(small, units) if self.basis is not None else factors[:, 0] \
-            @ column[..., None]
+        border = self._rows(small, units) if self.basis is not None \
+            else factors[:, 0] @ column[..., None]
         border = border.reshape(len(gram), -1, k, k)
         pull = np.einsum("nm,nmij->nij", column, border).astype(float)
         held = np.maximum(scales[:, -1], _FREE * np.trace(pull, axis1=1, axis2=2) + 1e-300)
-        return small._replace(border=border, inside=np.linalg.inv(pull + held[:, None, None]
-            * np.eye(k)).astype(
-            self.dtype))
+        return small._replace(border=border, inside=np.linalg.inv(
+            pull + held[:, None, None] * np.eye(k)).astype(self.dtype))
 
     def __call__(self, vectors: Array) -> Array:
-        v: Array = vectors.reshape(len(vectors), -1, self.curvature.outputs).astype(self.dtype,
-            copy=False)
+        v: Array = vectors.reshape(len(vectors), -1,
+                                   self.curvature.outputs).astype(self.dtype, copy=False)
         scales = self.scales[..., None]
         out = v / scales
         if self.curvature.intercept:
@@ -254,8 +249,8 @@ class RowInverse:
                 out[users] = moved
         return out.reshape(vectors.shape)
 
-    def _bordered(self, small: _Small, design: Array, t: Array, right: Array) -> tuple[Array,
-            Array | None]:
+    def _bordered(self, small: _Small, design: Array, t: Array,
+                  right: Array) -> tuple[Array, Array | None]:
         """q = C (t + column b) with the intercepts b from  held b + column' q = right, and these.
         """
         rows = self._rows(small, t[..., None])[..., 0] if self.basis is not None \
@@ -395,8 +390,8 @@ class GroupCurvature(Curvature):
         else by the trace.
         """
         inside, outputs = self.inside, 1
-        if not isinstance(inside, RowCurvature) or self.shape[0] \
-            * len(inside.ridges) ** 2 > _LARGEST:
+        if not isinstance(inside, RowCurvature) \
+                or self.shape[0] * len(inside.ridges) ** 2 > _LARGEST:
             sizes = self.trace() / self.shape[1] + shift
             return lambda v: v / sizes[:, None]
         outputs = inside.outputs
@@ -426,8 +421,8 @@ def conjugate_gradients(operator: Inverse, precondition: Inverse, right: Array) 
     for _ in range(_STEPS):
         product = operator(p)
         bent = np.einsum("nd,nd->n", p, product)
-        length = np.divide(rz, bent, out=np.zeros_like(rz), where=(bent > 0) & (rz > enough))[:,
-            None]
+        length = np.divide(rz, bent, out=np.zeros_like(rz),
+                           where=(bent > 0) & (rz > enough))[:, None]
         x, r = x + length * p, r - length * product
         z = precondition(r)
         new = np.einsum("nd,nd->n", r, z)
@@ -470,8 +465,8 @@ class SpanCurvature(RowCurvature):
         self.span, self.outputs = span, span.outputs
         self.terms = (RowTerms(np.arange(n), span.basis, nothing, nothing, nothing[..., 0]),)
         # What preconditioners ask for: the curvature everywhere, and beside it that of each vector.
-        self.ridges, self.basis, \
-            self.intercept = np.full(p, float(span.outer.min(initial=np.inf))), None, False
+        self.ridges = np.full(p, float(span.outer.min(initial=np.inf)))
+        self.basis, self.intercept = None, False
         self.shape = n, p * self.outputs
 
     def times(self, vectors: Array) -> Array:
@@ -527,9 +522,8 @@ class SpanInverse(RowInverse):
         t = (design @ v).reshape(n, -1)
         along = self.along * (self.axes @ t[..., None])[..., 0]
         inside = self.plain * t - (along[:, None] @ self.axes)[:, 0]
-        return np.asarray(v / self.scales[:, :1, None] + design.swapaxes(1, 2)
-                          @ inside.reshape(n, -1, k)).reshape(
-            vectors.shape)
+        return np.asarray(v / self.scales[:, :1, None]
+                          + design.swapaxes(1, 2) @ inside.reshape(n, -1, k)).reshape(vectors.shape)
 
     def average(self, number: int) -> Array:
         """(n, b, b) s^2 times the mean over outputs of what `__call__` subtracts in the span, at

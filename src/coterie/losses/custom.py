@@ -72,8 +72,8 @@ class Custom(BlockLoss):
     def evaluate_block(self, block: Block, models: Array, order: int) -> Evaluation:
         n, d = models.shape
         parts = []
-        for name, shape in (("value", (n,)), ("gradient", (n, d)), ("hessian", (n, d, d)))[
-            : order + 1]:
+        for name, shape in (("value", (n,)), ("gradient", (n, d)),
+                            ("hessian", (n, d, d)))[: order + 1]:
             part = np.asarray(getattr(self, name)(models, block.features, block.targets,
                                                   block.weights), dtype=float)
             if part.shape != shape:
@@ -90,8 +90,8 @@ class Custom(BlockLoss):
         return np.full(samples.n_users, self.strong)
 
     def decision(self, features: Array, models: Array) -> Array:
-        return super().decision(features, models) if self.decide is None else self.decide(features,
-            models)
+        return (super().decision(features, models) if self.decide is None
+                else self.decide(features, models))
 
     def conic(self, cp: ModuleType, samples: Samples, x: Any) -> Any:
         return super().conic(cp, samples, x) if self.conic_form is None else self.conic_form(cp,

@@ -131,7 +131,7 @@ class SpanQuadratic(Loss):
                users: Indices | None = None) -> WideEvaluation:
         """Values, gradients and Hessians as operators."""
         values, gradients, _ = self.evaluate(samples, models, 1, users)
-        return WideEvaluation(values, gradients, self._hessians(users))
+        return values, gradients, self._hessians(users)
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2,
                  users: Indices | None = None) -> Evaluation:
@@ -142,8 +142,7 @@ class SpanQuadratic(Loss):
         changes = self._hessians(users).times(steps)
         slopes = self.gradient[who]
         return Evaluation(self.value[who] + np.einsum("nd,nd->n", slopes + 0.5 * changes, steps),
-                          slopes + changes,
-                          np.empty(0))
+                          slopes + changes, np.empty(0))
 
     def local(self, samples: Samples, slopes: Array | None = None, start: Array | None = None,
               users: Indices | None = None) -> Minimum:
@@ -158,18 +157,16 @@ class SpanQuadratic(Loss):
         points = self.point[who]
         for _ in range(2):  # the second step removes what rounding left of the first one
             points = points - inverse(self.evaluate(samples, points, 1, who).gradients - slopes)
-        return points, self.evaluate(samples, points, 0, who).values - np.einsum("nd,nd->n", slopes,
-            points)
+        values = self.evaluate(samples, points, 0, who).values
+        return points, values - np.einsum("nd,nd->n", slopes, points)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         who = np.arange(samples.n_users) if users is None else users
         points, values = self._best(samples, slopes, who)
         shift = np.zeros(len(who)) if about is None else np.einsum("nd,nd->n", slopes, about)
-        rounding = self.value_rounding(samples, points,
-                                       who) + SUMS * (np.abs(slopes * points).sum(axis=1)
-                                                                       + np.abs(shift))
+        rounding = self.value_rounding(samples, points, who) + SUMS * (
+            np.abs(slopes * points).sum(axis=1) + np.abs(shift))
         return DualBounds(-values - shift, rounding, np.zeros(len(who)))
 
     def value_rounding(self, samples: Samples, models: Array,
@@ -177,9 +174,8 @@ class SpanQuadratic(Loss):
         who = slice(None) if users is None else users
         steps = models - self.point[who]
         changes = self._hessians(users).times(steps)
-        return SUMS * (np.abs(self.value[who])
-                       + (np.abs(steps) * (np.abs(self.gradient[who]) + np.abs(changes))).sum(
-            axis=1))
+        return SUMS * (np.abs(self.value[who]) + (
+            np.abs(steps) * (np.abs(self.gradient[who]) + np.abs(changes))).sum(axis=1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -233,8 +229,7 @@ class Grouped(Loss):
         members, owner = (None, self.labels) if users is None else self._members(users)
         parts = self.loss.evaluate(self.samples, models[owner], order, members)
         return Evaluation(*(group_sums(self._weighted(part, members), owner, len(models))
-                            if k <= order else part
-                            for k, part in enumerate(parts)))
+                            if k <= order else part for k, part in enumerate(parts)))
 
     def wide(self, samples: Samples) -> bool:
         return self.loss.wide(self.samples)
@@ -246,23 +241,16 @@ class Grouped(Loss):
         weights = self._weighted(np.ones(len(owner)), members)
         values, gradients = (group_sums(self._weighted(part, members), owner, len(models))
                              for part in (f, g))
-        return WideEvaluation(values, gradients, GroupCurvature(curvature, owner, weights,
-            len(models)))
+        return values, gradients, GroupCurvature(curvature, owner, weights, len(models))
 
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
              start: Array | None = None, users: Indices | None = None) -> Minimum:
         if not self.wide(samples):
             return super().prox(samples, linear, t, centres, start, users)
-        who = np.arange(samples.n_users) if users is None else users
-        zero = np.zeros((len(who), samples.dim))
-        centres = zero if centres is None else centres
-        return minimise_wide(self, samples, zero if linear is None else linear, np.broadcast_to(
-            np.asarray(t, dtype=float), len(who)), centres, centres if start is None else start,
-                             who)
+        return minimise_wide(self, samples, linear, t, centres, start, users)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         """As for any loss. With wide models, F*(u) <= sum_i f_i*(u_i) for all u_i that sum to u:
         gradients at one point, and equal parts of what they lack.
         """
@@ -300,8 +288,7 @@ class Grouped(Loss):
         """
         order = np.argsort(self.labels, kind="stable")
         ordered = self.labels[order]
-        starts, ends = np.searchsorted(ordered, groups), np.searchsorted(ordered, groups,
-            side="right")
+        starts, ends = (np.searchsorted(ordered, groups, side) for side in ("left", "right"))
         members = [order[start:end] for start, end in zip(starts, ends, strict=True)]
         return np.concatenate([order[:0], *members]), np.repeat(np.arange(len(groups)),
             ends - starts)
@@ -350,6 +337,10 @@ class Weighted(Loss):
     def own_loss(self) -> Loss:
         return self.loss.own_loss
 
+    @property
+    def rows_per_user(self) -> float | Array:
+        return self.unit
+
     def _weights(self, samples: Samples, users: Indices | None) -> Array:
         weights = np.asarray(samples.users.sizes / self.unit)
         return weights if users is None else weights[users]
@@ -369,12 +360,12 @@ class Weighted(Loss):
     def expand(self, samples: Samples, models: Array,
                users: Indices | None = None) -> WideEvaluation:
         w, (f, g, h) = self._weights(samples, users), self.loss.expand(samples, models, users)
-        return WideEvaluation(w * f, w[:, None] * g, ScaledCurvature(h, w))
+        return w * f, w[:, None] * g, ScaledCurvature(h, w)
 
     def evaluate(self, samples: Samples, models: Array, order: int = 2,
                  users: Indices | None = None) -> Evaluation:
-        w, (f, g, h) = self._weights(samples, users), self.loss.evaluate(samples, models, order,
-                                                                         users)
+        w = self._weights(samples, users)
+        f, g, h = self.loss.evaluate(samples, models, order, users)
         return Evaluation(w * f, w[:, None] * g if order > 0 else g,
                           w[:, None, None] * h if order > 1 else h)
 
@@ -386,8 +377,7 @@ class Weighted(Loss):
         return best._replace(values=w * best.values)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         """(w f)*(u) = w f*(u / w)."""
         w = self._weights(samples, users)
         bounds = self.loss.dual_bounds(samples, slopes / w[:, None], start, users, about)
@@ -443,8 +433,20 @@ class Remote(Loss):
         raise Incompatible("The data are with their users, so their losses cannot be evaluated "
                            "here.")
 
+    @property
+    def own_loss(self) -> Loss:
+        return self.loss.own_loss
+
+    @property
+    def stated(self) -> Loss:
+        return self.loss
+
+    @property
+    def rows_per_user(self) -> float | Array | None:
+        return self.loss.rows_per_user
+
     def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
-        if type(self.loss).own_models is not Loss.own_models:
+        if self.loss.personal:
             raise Incompatible("Users compute their personal models from their own data, which are "
                                "not here.")
         return models

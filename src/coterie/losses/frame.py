@@ -62,8 +62,7 @@ class Frame:
         # The mean as first row + mean difference: exact where all rows are equal.
         first, counts = users.features[starts], users.counts[:, None]
         centre = first + np.add.reduceat(users.features - first[users.owner],
-                                         starts) / counts if centred \
-            else np.zeros_like(first)
+                                         starts) / counts if centred else np.zeros_like(first)
         scale = np.ones_like(centre)
         if outputs:
             scale = np.sqrt(np.add.reduceat((users.features - centre[users.owner]) ** 2, starts)
@@ -71,8 +70,7 @@ class Frame:
             constant = scale <= np.maximum(1e-14 * largest, _NEGLIGIBLE)
             scale = np.where(constant, np.where(largest > _NEGLIGIBLE, largest, 1.0), scale)
         return cls(np.where(strange[:, None], centre, 0.0), np.where(strange[:, None], scale, 1.0),
-                   sign, outputs,
-                   np.where(strange, level, 0.0))
+                   sign, outputs, np.where(strange, level, 0.0))
 
     def rows(self, features: Array, index: Indices, real: Flags) -> Array:
         """(n, m, p) the rows of the users `index`, centred and scaled; padding stays 0."""
@@ -141,8 +139,8 @@ class Frame:
         flat = np.broadcast_to(vectors.T[None], (n, r, d)).reshape(n * r, d)
         repeated = np.repeat(users, r)
         level = np.zeros(n * r)  # directions have none
-        return self._matrix(flat, repeated, self.centre[repeated], level).reshape(n, r,
-            d).swapaxes(1, 2)
+        return self._matrix(flat, repeated, self.centre[repeated],
+                            level).reshape(n, r, d).swapaxes(1, 2)
 
     def _matrix(self, x: Array, users: Indices, centre: Array, level: Array) -> Array:
         w = x.reshape(len(x), -1, self.outputs)
@@ -153,8 +151,7 @@ class Frame:
         # The level is a term like the others: a difference would be rounded.
         ones = np.ones((len(w), 1, self.outputs))
         margin = _dot(np.concatenate([centre, -level[:, None]], axis=1),
-                      np.concatenate([w[:, :p], ones], axis=1),
-                      self.sign * w[:, p])
+                      np.concatenate([w[:, :p], ones], axis=1), self.sign * w[:, p])
         return np.concatenate([scaled, margin[:, None]], axis=1)
 
     def leave(self, z: Array, users: Indices, steps: bool = False) -> Array:

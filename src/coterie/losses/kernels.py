@@ -420,8 +420,7 @@ def answers(data, models, slopes, about, sizes):
     out = np.empty((5, n))
     best, step, trial, zero = np.empty(d), np.empty(d), np.empty(d), np.zeros(d)
     work = (np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty((d, d)),
-            np.empty((d, d)),
-            np.empty((d, d)))
+            np.empty((d, d)), np.empty((d, d)))
     for i in range(n):
         x, u = models[i], slopes[i]
         f, terms = derive(data, i, x, work[0], work[5]), _magnitudes(data, i, x, work[1], work[2])
@@ -446,8 +445,7 @@ def settle(data, points):
     n, d = points.shape
     found, u, step, trial = np.zeros(n, np.bool_), np.zeros(d), np.empty(d), np.empty(d)
     work = (np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty(d), np.empty((d, d)),
-            np.empty((d, d)),
-            np.empty((d, d)))
+            np.empty((d, d)), np.empty((d, d)))
     for i in range(n):
         found[i] = _settle(data, i, u, points[i], step, trial, work)[1]
     return found

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import sum_zero_basis
 from coterie.base.types import Array, Ints
+from coterie.data.summary import Task
 from coterie.data.users import Block, Participants, Users
 from coterie.losses.affine import AffineLoss, LinearLoss, margins_matrix, ridge_form
 from coterie.losses.base import (
@@ -23,13 +24,15 @@ from coterie.losses.base import (
     refuse_targets,
     require_positive,
 )
-from coterie.losses.blocks import BlockSamples
+from coterie.losses.blocks import BlockSamples, Terms
 from coterie.losses.points import SquaredDistance
-from coterie.losses.rows import Terms
 
 
 class _Binary(LinearLoss):
     """Targets -1 and +1; the sign of the margin is the prediction."""
+
+    task: ClassVar[Task | None] = "classification"
+    signs: ClassVar[bool] = True
 
     def check_targets(self, users: Users) -> None:
         y = need_targets(self, users)
@@ -82,6 +85,9 @@ class SquaredHinge(_Binary):
         q = -y * a
         return np.where(q >= 0, 0.25 * q**2 - q, np.inf)
 
+    def shares(self, t: Array) -> Array:
+        return np.clip((1 + t) / 2, 0, 1)
+
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return cp.square(cp.pos(1 - cp.multiply(y, t)))
 
@@ -105,6 +111,7 @@ class Logistic(_Binary):
     [1.0, -1.0]
     """
 
+    log_odds: ClassVar[bool] = True
     least: ClassVar[float] = 0.0
     max_curvature: ClassVar[float] = 0.25
 
@@ -124,6 +131,13 @@ class Logistic(_Binary):
     def conjugate(self, a: Array, y: Array) -> Array:
         q = -y * a  # q log q + (1 - q) log(1 - q)
         return np.where((q >= 0) & (q <= 1), -entropy(q) - entropy(1.0 - q), np.inf)
+
+    def shares(self, t: Array) -> Array:
+        return 0.5 + 0.5 * np.tanh(t / 2)
+
+    def margin_of(self, mean: float) -> float:
+        p = np.clip(0.5 + 0.5 * mean, 1e-6, 1 - 1e-6)
+        return float(np.log(p / (1 - p)))
 
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return cp.logistic(-cp.multiply(y, t))
@@ -146,6 +160,8 @@ class Squared(LinearLoss):
     [[2.0, 1.0]]
     """
 
+    task: ClassVar[Task | None] = "regression"
+    least_squares: ClassVar[bool] = True
     least: ClassVar[float] = 0.0
     quadratic: ClassVar[bool] = True
     max_curvature: ClassVar[float] = 1.0
@@ -199,10 +215,11 @@ class Huber(LinearLoss):
     [0.125, 2.5]
     """
 
+    task: ClassVar[Task | None] = "regression"
+    least_squares: ClassVar[bool] = True
     least: ClassVar[float] = 0.0
-
-    delta: float = 1.0
     max_curvature: ClassVar[float] = 1.0
+    delta: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,6 +245,9 @@ class Huber(LinearLoss):
     def conjugate(self, a: Array, y: Array) -> Array:
         return np.where(np.abs(a) <= self.delta, a * (0.5 * a + y), np.inf)
 
+    def in_unit(self, unit: float) -> Self:
+        return replace(self, delta=self.delta / unit)
+
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return 0.5 * cp.huber(t - y, self.delta)
 
@@ -251,6 +271,8 @@ class Poisson(LinearLoss):
     [1.0]
     """
 
+    task: ClassVar[Task | None] = "counts"
+
     def check_targets(self, users: Users) -> None:
         refuse_targets(users, need_targets(self, users) < 0, "counts >= 0",
                 "Counts cannot be negative; for any real target use Squared() or Huber()")
@@ -269,6 +291,18 @@ class Poisson(LinearLoss):
 
     def predict(self, features: Array, models: Array) -> Array:
         return np.exp(self.decision(features, models))
+
+    def margin_of(self, mean: float) -> float:
+        return float(np.log(max(mean, 1e-6)))
+
+    def squares(self, users: Users, models: Array) -> Array:
+        # Rows have the weight that they have in the slope of the loss, curvature |row|^2: where
+        # counts vary most among the largest, slopes do, too, and models seem to differ.
+        y, t = need_targets(self, users), self.decision(users.features, models[users.owner])
+        lengths = (users.features**2).sum(axis=1) + 1.0
+        sums = [np.bincount(users.owner, part * lengths, users.n_users)
+                for part in (self.slope(t, y) ** 2, self.curvature(t, y))]
+        return np.asarray(users.counts * sums[0] / np.maximum(sums[1], 1e-300))
 
     def conic_terms(self, cp: ModuleType, t: Any, y: Array) -> Any:
         return cp.exp(t) - cp.multiply(y, t)
@@ -311,6 +345,10 @@ class Multinomial(AffineLoss):
     4
     """
 
+    task: ClassVar[Task | None] = "classification"
+    multiclass: ClassVar[bool] = True
+    max_curvature: ClassVar[float] = 0.5
+    log_odds: ClassVar[bool] = True
     least: ClassVar[float] = 0.0
 
     n_classes: int | None = None
@@ -330,8 +368,7 @@ class Multinomial(AffineLoss):
         unseen = np.setdiff1d(np.arange(self._classes(users)), need_targets(self, users))
         return one_class_concern(users) + [
             f"No user has a sample of class {c:g}: its intercept has no optimum, so no bound can "
-            "be certified; lower "
-            "n_classes or number the classes without gaps." for c in unseen[:1]]
+            "be certified; lower n_classes or number the classes without gaps." for c in unseen[:1]]
 
     def _classes(self, users: Participants) -> int:
         return int(need_targets(self, users.data).max()) + 1 if self.n_classes is None \
@@ -420,9 +457,8 @@ class Multinomial(AffineLoss):
         values = (weights * (np.abs(t) * (prob + hot)).sum(axis=2)).sum(axis=1) \
             + weights.sum(axis=1)
         parts = (np.abs(prob - hot), prob * (1.0 - prob) * (np.abs(t) + terms))
-        slopes, inside = ((np.abs(a).swapaxes(1, 2)
-                           @ (weights[..., None] * (part @ np.abs(basis).T))).reshape(n, -1)
-                          for part in parts)
+        slopes, inside = ((np.abs(a).swapaxes(1, 2) @ (
+            weights[..., None] * (part @ np.abs(basis).T))).reshape(n, -1) for part in parts)
         slopes = slopes + ridges * np.abs(models)
         return Magnitudes(values + 0.5 * (ridges * models**2).sum(axis=1), slopes, slopes + inside)
 
@@ -488,4 +524,5 @@ def flat(loss: Loss, samples: Samples) -> Flat | None:
         return Flat(*samples.flat, zeros, zeros + 1.0, kind, 0.0, 1.0)
     ridges = loss.ridge * loss.shrunk(samples.dim)
     steepest = float(loss.max_curvature) if np.isfinite(loss.max_curvature) else 0.0
-    return Flat(*samples.flat, ridges, ridges, kind, getattr(loss, "delta", 0.0), steepest)
+    return Flat(*samples.flat, ridges, ridges, kind, loss.delta if np.isfinite(loss.delta) else 0.0,
+                steepest)

@@ -136,8 +136,8 @@ class Metric:
         paid = np.eye(d) * (finite & ~free)
         system = moving[:, None] * h * moving + paid + np.eye(d) * ~finite
         diagonal = np.einsum("nii->ni", system)
-        scale = np.sqrt(np.maximum(diagonal, 1e-20 * diagonal.max(axis=1, initial=0.0,
-            keepdims=True) + 1e-300))
+        scale = np.sqrt(np.maximum(diagonal, 1e-20
+                                   * diagonal.max(axis=1, initial=0.0, keepdims=True) + 1e-300))
         scaled = system / (scale[:, :, None] * scale[:, None, :]) + 1e-13 * np.eye(d)
         v = -np.linalg.solve(scaled, (moving[:, None] * h) / scale[:, :, None]) / scale[:, :, None]
         w = np.eye(d) + v
@@ -157,10 +157,9 @@ def _decomposed(form: Array, name: str, n_users: int, dim: int) -> tuple[Array, 
                            f"shape {form.shape}", remedy="For one number per user use scale")
     full = shapes[form.shape] == "full" and dim > 1
     if np.isnan(form).any() or (np.isinf(form).any() and full):
-        raise InvalidInput(f"expected a {name} of "
-                           f"{'finite numbers' if full else 'numbers in [0, inf]'}",
-                           remedy="A diagonal may have the entry inf" if full
-                           else "Remove missing values")
+        raise InvalidInput(
+            f"expected a {name} of {'finite numbers' if full else 'numbers in [0, inf]'}",
+            remedy="A diagonal may have the entry inf" if full else "Remove missing values")
     if not full:
         values = form.reshape(1 if form.ndim < 3 else n_users, -1)
         if (values < 0).any():
@@ -173,8 +172,7 @@ def _decomposed(form: Array, name: str, n_users: int, dim: int) -> tuple[Array, 
     values, axes = np.linalg.eigh(0.5 * (form + form.swapaxes(-1, -2)))
     if (values[..., 0] < -1e-8 * size[..., 0, 0]).any():
         raise InvalidInput(f"expected a positive semidefinite {name}, got the eigenvalue "
-                           f"{values.min():g}",
-                           remedy="Add a multiple of the identity")
+                           f"{values.min():g}", remedy="Add a multiple of the identity")
     if (form == form * np.eye(dim)).all():  # the coordinates themselves, exactly
         return np.diagonal(form, axis1=-2, axis2=-1).reshape(-1, dim), None
     level = dim * np.finfo(float).eps * values[..., -1:]
@@ -237,8 +235,8 @@ class Space:
             self.price = (self.turns * metric.prices[:, None, :]) @ self.turns.swapaxes(1, 2)
             return
         if metric.axes is not None or not kept.all() or frame is not None:
-            self.span = np.ascontiguousarray((np.eye(d) if metric.axes is None else metric.axes)[
-                ..., kept])
+            self.span = np.ascontiguousarray((np.eye(d) if metric.axes is None
+                                              else metric.axes)[..., kept])
             if frame is not None:
                 self.span = frame.basis(self.span, who)
         self.price = metric.prices[:, kept, None] * np.eye(int(kept.sum()))
@@ -252,8 +250,8 @@ class Space:
         return c if self.span is None else (self._span(rows) @ c[..., None])[..., 0]
 
     def gradients(self, g: Array, rows: Indices) -> Array:
-        return g if self.span is None else (self._span(rows).swapaxes(-1, -2) @ g[..., None])[...,
-            0]
+        return g if self.span is None else (self._span(rows).swapaxes(-1, -2)
+                                            @ g[..., None])[..., 0]
 
     def hessians(self, h: Array, rows: Indices) -> Array:
         return h if self.span is None else self._span(rows).swapaxes(-1, -2) @ h @ self._span(rows)

@@ -74,14 +74,10 @@ def minimise(evaluate: Evaluate, start: Array, max_iter: int = 200, enough: floa
     return search.ended()
 
 
-class SearchStep(NamedTuple):
-    """A Newton step of every active user."""
-
-    step: Array  # (n, dim), no longer than the user's reach
-    cut: Array  # (n,) share of the full step that is left
-    decrement: Array  # (n,) -<gradient, full step>, >= 0
-    scale: Array  # (n,) what the decrement is small or large against
-    plain: Flags  # (n,) whether the step was taken without damping
+#: A Newton step of every active user: the step (n, dim), no longer than the user's reach; the share
+#: (n,) of the full step that is left; the decrement (n,) -<gradient, full step>, >= 0; what it is
+#: small or large against (n,); and whether the step was taken without damping (n,).
+Step = tuple[Array, Array, Array, Array, Flags]
 
 
 class Search:
@@ -125,41 +121,43 @@ class Search:
 
     def advance(self) -> bool:
         """One step of every active user; whether any is left."""
+        # 1. The Newton step, and whose value has settled: one last full step halves the digits that
+        #    are still missing from the gradient.
         lower = self.value < self.least
         self.lowest[lower], self.least[lower] = self.x[lower], self.value[lower]
         norms = np.linalg.norm(self.gradient, axis=1)
         step, cut, decrement, scale, plain = self.direction(norms)
         settled = (decrement <= _ROUNDING * scale) | (norms == 0)
-        # Once the value has settled, one last full step halves the digits still missing from the
-        # gradient.
         last = settled & ~self.closing & (norms > 0)
         finished = settled & ~last
+        # 2. As much of it as decreases the objective. Stuck under damping, a user still has the
+        #    plain Newton step to try; stuck without it, it is at its end.
         trial, size, stuck = self._try(step, cut * decrement, scale, finished,
                                        decrement <= 1e-12 * scale)
         far = _DIVERGED * (1.0 + np.linalg.norm(self.start[self.active], axis=1))
         diverged = np.linalg.norm(trial, axis=1) > far
-        # Stuck under damping, a user still has the plain Newton step to try; stuck without it, it
-        # is at its end.
         finished |= diverged | (stuck & plain) | self._endless(decrement, scale,
             plain & (cut == 1.0))
         done_enough = ~finished & (decrement <= self.enough * scale)
         self.x[done_enough], finished = trial[done_enough], finished | done_enough
+        # 3. The damping and the reach of the next step.
         grown = np.maximum(4.0 * self.damping, 1e-6 / (norms + 1e-300))
         damping = np.where(stuck, 0.0, np.where(size < 1.0, grown, 0.25 * self.damping))
         reach = np.where(size < 1.0, 0.5, np.where(cut < 1.0, 4.0, 1.0)) * self.reach
+        # 4. Who is done leaves, with its lowest point where the last step left a flat bottom.
         done, keep = np.flatnonzero(finished), np.flatnonzero(~finished)
         users = self.active[done]
-        # The last step left a flat bottom.
         left = self.value[done] > self.least[done] + 1e-10 * scale[done]
         self.points[users] = np.where(left[:, None], self.lowest[done], self.x[done])
         self.values[users], self.excess[users] = np.where(left, self.least[done],
                                                           self.value[done]), decrement[done]
         self.converged[users] = (decrement[done] <= _ACCEPT * scale[done]) & ~diverged[done]
-        self.active, self.x, self.damping, self.reach = self.active[keep], trial[keep], \
-            damping[keep], reach[keep]
+        # 5. The others go on.
+        self.active, self.x = self.active[keep], trial[keep]
+        self.damping, self.reach = damping[keep], reach[keep]
         self.closing = (self.closing | last)[keep]
-        self.decrement, self.still, self.earlier = decrement[keep], self.still[keep], \
-            self.earlier[keep]
+        self.decrement, self.still = decrement[keep], self.still[keep]
+        self.earlier = self.earlier[keep]
         self.before, self.idle = self.before[keep], self.idle[keep]
         self.lowest, self.least = self.lowest[keep], self.least[keep]
         if keep.size:
@@ -182,7 +180,7 @@ class Search:
             self.earlier = self.value.copy()
         return endless
 
-    def direction(self, norms: Array) -> SearchStep:
+    def direction(self, norms: Array) -> Step:
         x, gradient, hessian = self.x, self.gradient, self.hessian
         diagonal = np.maximum(np.einsum("nii->ni", hessian), 0.0)
         # Where the Hessian is flat the step knows a direction but no length; `reach` bounds it.
@@ -197,10 +195,10 @@ class Search:
             + 1e-9 * (diagonal * x**2).sum(axis=1) + 1e-300
         lengths = np.linalg.norm(step, axis=1)
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
-        return SearchStep(cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR)
+        return cut[:, None] * step, cut, decrement, scale, shift <= _SINGULAR
 
-    def _try(self, step: Array, gain: Array, scale: Array, finished: Flags, near: Flags) -> tuple[
-        Array, Array, Flags]:
+    def _try(self, step: Array, gain: Array, scale: Array, finished: Flags,
+             near: Flags) -> tuple[Array, Array, Flags]:
         """The points reached, the share of the step that was taken, and who found no better point.
         """
         size, trial, value = np.where(finished, 0.0, 1.0), self.x.copy(), self.value.copy()
@@ -232,21 +230,19 @@ def solve_scaled(matrices: Array, units: Array, shift: Array, vectors: Array) ->
     if vectors.shape[1] <= _FEW:
         from coterie.base import matrices as small
 
-        systems = [np.require(part, requirements=("C", "W")) for part in (matrices, units, shift,
-            vectors)]
+        systems = [np.require(part, requirements=("C", "W"))
+                   for part in (matrices, units, shift, vectors)]
         in_parts(lambda some: small.solve_scaled(*(part[some] for part in systems), solved[some]),
-                 len(solved),
-                 _PART // vectors.shape[1] ** 2)
+                 len(solved), _PART // vectors.shape[1] ** 2)
     rest = np.flatnonzero(~np.isfinite(solved).all(axis=1))  # rounding made these indefinite
     if rest.size:
         solved[rest] = _eliminate(_scaled(matrices[rest], units[rest], shift[rest]),
-                                  vectors[rest] / units[rest]) \
-            / units[rest]
+                                  vectors[rest] / units[rest]) / units[rest]
     # A negative decrement would pass for a settled one.
     wrong = np.flatnonzero(~(np.einsum("nd,nd->n", vectors, solved) >= 0))
     if wrong.size:
-        scaled, right = _scaled(matrices[wrong], units[wrong], shift[wrong]), \
-            vectors[wrong] / units[wrong]
+        scaled = _scaled(matrices[wrong], units[wrong], shift[wrong])
+        right = vectors[wrong] / units[wrong]
         clean = np.where(np.isfinite(scaled), scaled, 0.0)
         values, axes = np.linalg.eigh(0.5 * (clean + clean.swapaxes(1, 2)))
         values = np.maximum(values, 1e-8 * np.maximum(values[:, -1:], 1e-8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,6 @@ import numpy.typing as npt
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Indices
 from coterie.data.users import Participants, Users
-from coterie.losses.affine import AffineLoss
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
 from coterie.losses.curvature import EnvelopeCurvature, WideEvaluation
 from coterie.losses.frame import Frame
@@ -27,13 +26,9 @@ _ENDLESS = 60  # Newton steps where there may be no minimum
 _BELOW = 1e-12  # times a slope: what is left along an entirely personal direction is rounding
 
 
-class _Near(NamedTuple):
-    """Personal models, in the local coordinates of the loss inside, and x - z along the axes of the
-    metric.
-    """
-
-    points: Array
-    steps: Array
+#: Personal models, in the local coordinates of the loss inside, and x - z along the axes of the
+#: metric.
+Near = tuple[Array, Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +42,8 @@ class PersonalSamples(Samples):
     inner: Samples
     metric: Metric
     enough: float = field(default=0.0, kw_only=True)
-    recent: list[tuple[Array, Indices | None, _Near]] = field(default_factory=list, kw_only=True,
-        repr=False)
+    recent: list[tuple[Array, Indices | None, Near]] = field(default_factory=list, kw_only=True,
+                                                             repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +94,7 @@ class Personal(Loss):
     [[0.75], [1.25], [8.0]]
     """
 
+    personal: ClassVar[bool] = True
     loss: Loss
     metric: Form | None = None
     covariance: Form | None = field(default=None, kw_only=True)
@@ -139,8 +135,7 @@ class Personal(Loss):
         concerns = self.loss.concerns(users)
         if concerns and self.prepare(users).metric.free.any():
             concerns.append("Directions that are entirely personal are not determined by other "
-                            "users either: give them "
-                            "a small price instead of 0.")
+                            "users either: give them a small price instead of 0.")
         return concerns
 
     def personal_models(self, users: Participants | Samples, centres: npt.ArrayLike) -> Array:
@@ -170,7 +165,7 @@ class Personal(Loss):
     def own_models(self, samples: Samples, models: Array, users: Indices | None = None) -> Array:
         samples = _personal(samples)
         frame = self.loss.coordinates(samples.inner)
-        points = self._near(samples, models, users).points
+        points, _ = self._near(samples, models, users)
         points = points if frame is None else frame.leave(points, _who(samples, users))
         return self.loss.own_models(samples.inner, points, users)
 
@@ -178,21 +173,29 @@ class Personal(Loss):
     def own_loss(self) -> Loss:
         return self.loss.own_loss
 
+    @property
+    def rows_per_user(self) -> float | Array | None:
+        return self.loss.rows_per_user
+
+    @property
+    def scales(self) -> Array | None:
+        return self.scale if isinstance(self.scale, np.ndarray) else None
+
     def evaluate(self, samples: Samples, models: Array, order: int = 2,
                  users: Indices | None = None) -> Evaluation:
         samples = _personal(samples)
-        near, metric, frame = self._near(samples, models, users), samples.metric.take(users), \
-            self._frame(samples)
+        points, steps = self._near(samples, models, users)
+        metric, frame = samples.metric.take(users), self._frame(samples)
         finite = metric.finite
         # Where all directions have a finite price the gradient is known from the step alone.
         needed = order if order > 1 or not finite.all() else 0
-        f, g, h = self.loss.evaluate_local(samples.inner, near.points, needed, users)
+        f, g, h = self.loss.evaluate_local(samples.inner, points, needed, users)
         prices = np.where(finite, metric.prices, 0.0)
-        values = f + 0.5 * (prices * near.steps**2).sum(axis=1)
+        values = f + 0.5 * (prices * steps**2).sum(axis=1)
         if order == 0:
             return Evaluation(values, np.empty(0), np.empty(0))
         # P (z - x) along the axes; grad f(x) along those that are shared.
-        slopes = -prices * near.steps
+        slopes = -prices * steps
         if not finite.all():
             g = g if frame is None else frame.gradients(g, _who(samples, users))
             slopes = np.where(finite, slopes, metric.along(g))
@@ -208,18 +211,18 @@ class Personal(Loss):
         """
         samples = _personal(samples)
         prices = samples.metric.prices
+        held = np.isfinite(prices[:, 0]) & (prices[:, 0] > 0)
         return self.loss.wide(samples.inner) and samples.metric.axes is None and bool(
-            (np.isfinite(prices[:, 0]) & (prices[:, 0] > 0)).all()
-                and (prices == prices[:, :1]).all())
+            held.all() and (prices == prices[:, :1]).all())
 
     def expand(self, samples: Samples, models: Array,
                users: Indices | None = None) -> WideEvaluation:
         samples = _personal(samples)
-        near, prices = self._near(samples, models, users), samples.metric.take(users).prices[:, 0]
-        f, _, curvature = self.loss.expand(samples.inner, near.points, users)
-        return WideEvaluation(f + 0.5 * prices * (near.steps**2).sum(axis=1),
-                              -prices[:, None] * near.steps,
-                              EnvelopeCurvature(curvature, prices))
+        points, steps = self._near(samples, models, users)
+        prices = samples.metric.take(users).prices[:, 0]
+        f, _, curvature = self.loss.expand(samples.inner, points, users)
+        return f + 0.5 * prices * (steps**2).sum(axis=1), -prices[:, None] * steps, \
+            EnvelopeCurvature(curvature, prices)
 
     def prox(self, samples: Samples, linear: Array | None, t: Array | float, centres: Array | None,
              start: Array | None = None, users: Indices | None = None) -> Minimum:
@@ -233,13 +236,10 @@ class Personal(Loss):
                                                                      q = p t / (p + t)
         """
         samples = _personal(samples)
-        who = _who(samples, users)
-        shape = (len(who), samples.dim)
-        v = np.zeros(shape) if centres is None else centres
         if self.wide(samples):
-            return minimise_wide(self, samples, np.zeros(shape) if linear is None else linear,
-                                 np.broadcast_to(
-                np.asarray(t, dtype=float), shape[:1]), v, v if start is None else start, who)
+            return minimise_wide(self, samples, linear, t, centres, start, users)
+        shape = (len(_who(samples, users)), samples.dim)
+        v = np.zeros(shape) if centres is None else centres
         given = np.zeros(shape) if linear is None else linear
         t = np.broadcast_to(np.asarray(t, dtype=float), shape[:1])[:, None]
         metric = samples.metric.take(users)
@@ -250,16 +250,15 @@ class Personal(Loss):
         share = np.where(shared | loose, 1.0, p / total)
         prices = np.where(shared, t, share * t)
         begin = v if start is None else start
-        near, minimum = self._search(samples, users, v, Metric(prices, metric.axes),
+        (_, x), minimum = self._search(samples, users, v, Metric(prices, metric.axes),
                                      metric.back(share * l), begin)
-        x = near.steps
         steps = np.where(shared | loose, x, (p * x - l) / total)
         rest = np.where(shared | loose, 0.0, l**2 / (2.0 * total)).sum(axis=1)
-        unbounded = (loose & (np.abs(l) > _BELOW * np.abs(l).max(axis=1, initial=0.0,
-            keepdims=True))).any(axis=1)
-        return Minimum(v + metric.back(steps), minimum.values - rest + np.einsum("nd,nd->n", given,
-            v),
-                       minimum.excess, minimum.converged & ~unbounded)
+        unbounded = (loose & (np.abs(l) > _BELOW
+                              * np.abs(l).max(axis=1, initial=0.0, keepdims=True))).any(axis=1)
+        values = minimum.values - rest + np.einsum("nd,nd->n", given, v)
+        return Minimum(v + metric.back(steps), values, minimum.excess,
+                       minimum.converged & ~unbounded)
 
     def conjugates(self, samples: Samples, slopes: Array, start: Array | None = None,
                    users: Indices | None = None) -> Array:
@@ -269,8 +268,7 @@ class Personal(Loss):
         return np.where(away, np.inf, super().conjugates(samples, slopes, start, users))
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         """Upper bounds on e_i*(u) - <u, about_i>, where u are slopes_i without their part along
         personal directions.
 
@@ -281,28 +279,26 @@ class Personal(Loss):
         """
         samples = _personal(samples)
         u = samples.metric.take(users).bounded(slopes)
-        begin = None if start is None else self._leave(samples,
-                                                       self._near(samples, start, users).points,
-                                                       users)
+        begin = None if start is None else self._leave(
+            samples, self._near(samples, start, users)[0], users)
         inner = self.loss.dual_bounds(samples.inner, u, begin, users, about)
         return self._with_price(samples, slopes, begin, users, about, inner)
 
     def rough_bounds(self, samples: Samples, slopes: Array, start: Array, about: Array,
                      enough: float) -> DualBounds:
         samples = _personal(samples)
-        u, begin = samples.metric.bounded(slopes), \
-            self._leave(samples, self._near(samples, start, None).points, None)
+        u = samples.metric.bounded(slopes)
+        begin = self._leave(samples, self._near(samples, start, None)[0], None)
         inner = self.loss.rough_bounds(samples.inner, u, begin, about, enough)
         return self._with_price(samples, slopes, begin, None, about, inner)
 
     def _with_price(self, samples: PersonalSamples, slopes: Array, begin: Array | None,
-                    users: Indices | None,
-                    about: Array | None, inner: DualBounds) -> DualBounds:
+                    users: Indices | None, about: Array | None, inner: DualBounds) -> DualBounds:
         """The bounds of the envelope from those of the loss inside."""
         metric = samples.metric.take(users)
         u = metric.bounded(slopes)
         # Free intercepts of users with one class run off.
-        if metric.free.any() and isinstance(self.loss, AffineLoss):
+        if metric.free.any():
             inner = self.loss.ridge_bounds(inner, samples.inner, u, about)
         with np.errstate(over="ignore", invalid="ignore"):
             price = 0.5 * metric.covariances(u)
@@ -319,15 +315,15 @@ class Personal(Loss):
     def value_rounding(self, samples: Samples, models: Array,
                        users: Indices | None = None) -> Array:
         samples = _personal(samples)
-        near, metric, who = self._near(samples, models, users), samples.metric.take(users), \
-            _who(samples, users)
+        points, steps = self._near(samples, models, users)
+        metric, who = samples.metric.take(users), _who(samples, users)
         prices = np.where(metric.finite, metric.prices, 0.0)
-        forces, z, frame = metric.back(prices * np.abs(near.steps)), models, self._frame(samples)
+        forces, z, frame = metric.back(prices * np.abs(steps)), models, self._frame(samples)
         if frame is not None:
             forces, z = frame.slopes(forces, who), frame.enter(models, who)
-        price = (prices * near.steps**2).sum(axis=1)
-        moved = (np.abs(forces) * (np.abs(z) + np.abs(near.points))).sum(axis=1)  # x - z is rounded
-        inside = self.loss.value_rounding(samples.inner, self._leave(samples, near.points, users),
+        price = (prices * steps**2).sum(axis=1)
+        moved = (np.abs(forces) * (np.abs(z) + np.abs(points))).sum(axis=1)  # x - z is rounded
+        inside = self.loss.value_rounding(samples.inner, self._leave(samples, points, users),
                                           users)
         return inside + SUMS * samples.dim * (price + moved)
 
@@ -386,7 +382,7 @@ class Personal(Loss):
         frame = self._frame(samples)
         return points if frame is None else frame.leave(points, _who(samples, users))
 
-    def _near(self, samples: PersonalSamples, centres: Array, users: Indices | None) -> _Near:
+    def _near(self, samples: PersonalSamples, centres: Array, users: Indices | None) -> Near:
         """The personal models around centres; the last ones are remembered, by every number they
         depend on.
         """
@@ -398,9 +394,8 @@ class Personal(Loss):
         if self.wide(samples):
             start = self._guess(samples, centres, users)
             points = self.loss.prox(samples.inner, None, samples.metric.take(users).prices[:, 0],
-                                    centres, start,
-                                    users).points
-            near = _Near(points, points - centres)
+                                    centres, start, users).points
+            near = points, points - centres
         else:
             near, _ = self._search(samples, users, centres, samples.metric.take(users), None,
                                    centres)
@@ -415,12 +410,11 @@ class Personal(Loss):
             same = users is None if who is None else users is not None and np.array_equal(who,
                 users)
             if same:
-                return near.points
+                return near[0]
         return centres
 
     def _search(self, samples: PersonalSamples, users: Indices | None, centres: Array,
-                metric: Metric,
-                linear: Array | None, start: Array) -> tuple[_Near, Minimum]:
+                metric: Metric, linear: Array | None, start: Array) -> tuple[Near, Minimum]:
         """Each user's minimise_x f(x) + <linear, x - centres> + 1/2 (x - centres)' metric (x -
         centres).
         """
@@ -442,8 +436,7 @@ class Personal(Loss):
             begin = begin[:, space.kept]
             if not space.kept.any():
                 minimum = Minimum(begin, objective(np.arange(len(who)), begin, 0)[0],
-                                  np.zeros(len(who)),
-                                  np.ones(len(who), dtype=bool))
+                                  np.zeros(len(who)), np.ones(len(who), dtype=bool))
             elif self.loss.quadratic and linear is None:
                 minimum = self._closed(samples, objective, begin, users)
             else:
@@ -453,7 +446,7 @@ class Personal(Loss):
                     begin = lower(objective, begin, zero[:, space.kept])
                 minimum = minimise(objective, begin, _ENDLESS if endless else 200, samples.enough)
                 minimum = minimum._replace(values=minimum.values - lift)
-        return _Near(origin + space.local(minimum.points), space.along(minimum.points)), minimum
+        return (origin + space.local(minimum.points), space.along(minimum.points)), minimum
 
     def _closed(self, samples: PersonalSamples, objective: Objective, begin: Array,
                 users: Indices | None) -> Minimum:

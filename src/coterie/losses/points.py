@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from coterie.base.types import Array, Indices
+from coterie.data.summary import Task
 from coterie.data.users import Block, Participants, Users
 from coterie.losses.base import (
     NOISE,
@@ -25,6 +26,8 @@ from coterie.losses.frame import Frame
 
 class _Point(BlockLoss):
     """The model is itself a point, compared with the user's rows; targets, if any, are ignored."""
+
+    task: ClassVar[Task | None] = "clustering"
 
     def dim(self, users: Participants) -> int:
         return users.n_features
@@ -85,8 +88,7 @@ class SquaredDistance(_Point):
         return np.ones(samples.n_users)
 
     def dual_bounds(self, samples: Samples, slopes: Array, start: Array | None = None,
-                    users: Indices | None = None,
-                    about: Array | None = None) -> DualBounds:
+                    users: Indices | None = None, about: Array | None = None) -> DualBounds:
         # With c the mean of the rows: f(x) = f(c) + ||x - c||^2 / 2, so f*(u) = <u, c> + ||u||^2 /
         # 2 - f(c).
         who = np.arange(samples.n_users) if users is None else users

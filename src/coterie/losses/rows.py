@@ -14,16 +14,16 @@ the sum.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from coterie.base.types import Array, Indices
 from coterie.data.users import Block
 from coterie.losses.base import SUMS, DualBounds, Loss, Samples
-from coterie.losses.blocks import BlockSamples, in_blocks, take_users
+from coterie.losses.blocks import BlockLoss, BlockSamples, Terms, in_blocks, take_users
 from coterie.losses.curvature import Curvature, RowCurvature, RowTerms, WideEvaluation
-from coterie.losses.newton import Minimum, Search, SearchStep
+from coterie.losses.newton import Minimum, Search, Step
 
 _LEAST_DIM = 150  # coordinates from which models can be wide
 # Numbers in all Hessians below which these are quick enough, and bear worse conditions.
@@ -35,43 +35,7 @@ _TIGHT = 1e-12  # times a conjugate: no more than this is left to be gained
 _REACH = 10.0
 
 
-class RowLoss(Protocol):
-    """What is asked of a loss of outputs t = A x; `coterie.losses.affine.AffineLoss` is one."""
-
-    @property
-    def ridge(self) -> float:
-        """The weight of ridge/2 ||w||^2."""
-
-    @property
-    def intercept(self) -> bool:
-        """Whether a model ends in an intercept."""
-
-    @property
-    def free_intercept(self) -> bool:
-        """Whether there is an intercept that the ridge does not cover."""
-
-    def shrunk(self, dim: int, outputs: int = 1) -> Array:
-        """1 for the coordinates under the ridge, 0 for intercepts that are not."""
-
-    def output_basis(self, outputs: int) -> Array | None:
-        """(outputs, classes) the outputs as combinations of classes; None for one output."""
-
-    def row_terms(self, block: Block, t: Array) -> Terms:
-        """The losses of rows with outputs t."""
-
-    def row_duals(self, block: Block, t: Array, sums: Array | None) -> tuple[Array, Array]:
-        """alpha with these sums, and the terms of the conjugate there."""
-
-
-class Terms(NamedTuple):
-    """The losses of the rows of users who have equally many."""
-
-    values: Array  # (n, m) w phi(t)
-    slopes: Array  # (n, m, k) w phi'(t)
-    mass: Array  # (n, m, 1) w phi''(t), or for softmax (n, m, C) w times the probabilities
-
-
-def is_wide(loss: RowLoss, samples: Samples) -> bool:
+def is_wide(loss: BlockLoss, samples: Samples) -> bool:
     """Whether systems of rows are smaller than Hessians, by the shape of the data; not for odd
     units (`Frame`).
     """
@@ -102,9 +66,9 @@ class _RowBlock(NamedTuple):
                         self.copies, self.name)
 
 
-def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_RowBlock]:
+def _parts(loss: BlockLoss, samples: Samples, users: Indices | None) -> list[_RowBlock]:
     """Blocks of the users concerned."""
-    samples = in_blocks(cast(Loss, loss), samples)
+    samples = in_blocks(loss, samples)
     out = []
     numbers = None if users is None else samples.positions[0][users]
     for k, block in enumerate(samples.blocks):
@@ -123,7 +87,7 @@ def _parts(loss: RowLoss, samples: Samples, users: Indices | None) -> list[_RowB
     return out
 
 
-def expand(loss: RowLoss, samples: Samples, models: Array,
+def expand(loss: BlockLoss, samples: Samples, models: Array,
            users: Indices | None = None) -> WideEvaluation:
     """Values, gradients and curvature of these users' losses at their models."""
     n, dim = models.shape
@@ -140,11 +104,11 @@ def expand(loss: RowLoss, samples: Samples, models: Array,
         terms.append(part.terms(here.mass))
     values += 0.5 * np.einsum("npk,p,npk->n", x, ridges, x, optimize=False)
     gradients += ridges[:, None] * x
-    return WideEvaluation(values, gradients.reshape(n, dim),
-                          RowCurvature(terms, ridges, loss.output_basis(k), bool(loss.intercept)))
+    return values, gradients.reshape(n, dim), RowCurvature(terms, ridges, loss.output_basis(k),
+                                                           bool(loss.intercept))
 
 
-def row_bounds(loss: RowLoss, samples: Samples, slopes: Array, start: Array, about: Array,
+def row_bounds(loss: BlockLoss, samples: Samples, slopes: Array, start: Array, about: Array,
                who: Indices) -> DualBounds:
     """Upper bounds on f_i*(slopes_i) - <slopes_i, about_i>; see the module.
 
@@ -175,8 +139,8 @@ def row_bounds(loss: RowLoss, samples: Samples, slopes: Array, start: Array, abo
             x[rows] = moved
             rows = rows[going] if going.size < 0.5 * rows.size else rows
         shift = slopes * about
-        values, rounding = best.values - shift.sum(axis=1), \
-            best.rounding + SUMS * np.abs(shift).sum(axis=1)
+        values = best.values - shift.sum(axis=1)
+        rounding = best.rounding + SUMS * np.abs(shift).sum(axis=1)
     finite = np.isfinite(values) & np.isfinite(rounding)
     slack = np.where(finite, np.maximum(best.values - lower, 0.0), np.inf)
     return DualBounds(np.where(finite, values, np.inf), np.where(finite, rounding, 0.0),
@@ -194,15 +158,15 @@ class _Point:
     values : (n,)
     """
 
-    def __init__(self, loss: RowLoss, samples: Samples, x: Array, users: Indices | None) -> None:
+    def __init__(self, loss: BlockLoss, samples: Samples, x: Array, users: Indices | None) -> None:
         self.loss, self.x = loss, x
         self.p = samples.users.n_features + loss.intercept
         self.ridges = loss.ridge * loss.shrunk(self.p)
         self.parts = _parts(loss, samples, users)
         cube = self._cube(x)
         self.outputs = [part.block.features @ _some(cube, part.users) for part in self.parts]
-        self.terms = [loss.row_terms(part.block, t) for part, t in zip(self.parts, self.outputs,
-            strict=True)]
+        self.terms = [loss.row_terms(part.block, t)
+                      for part, t in zip(self.parts, self.outputs, strict=True)]
         self.values = self._values(self.terms, x)
 
     def _cube(self, vectors: Array) -> Array:
@@ -221,9 +185,8 @@ class _Point:
         out = DualBounds(np.empty(n), np.empty(n), np.empty(n))
         for (rows, block, gram, *_), t in zip(self.parts, self.outputs, strict=True):
             ends = _some(u, rows)
-            alpha, conjugates = self.loss.row_duals(block, t,
-                                                    ends[:, -1] if self.loss.free_intercept
-                                                    else None)
+            alpha, conjugates = self.loss.row_duals(block, t, ends[:, -1]
+                                                    if self.loss.free_intercept else None)
             residual = ends - block.features.swapaxes(1, 2) @ alpha
             # Rounding of A' alpha, in norm; the columns of the intercept are numbers 1.
             lengths = np.sqrt(np.einsum("nmm->nm", gram) + (self.loss.intercept != 0))
@@ -258,8 +221,7 @@ class _Point:
         size = np.ones(len(x))
         for _ in range(_TRIALS):
             trial = [self.loss.row_terms(part.block, t + size[part.users, None, None] * move)
-                     for part, t, move
-                     in zip(self.parts, self.outputs, moves, strict=True)]
+                     for part, t, move in zip(self.parts, self.outputs, moves, strict=True)]
             point = self.x + size[:, None] * step
             new = self._values(trial, point) - np.einsum("nd,nd->n", slopes, point)
             worse = ~(new <= value - 1e-4 * size * gain + 1e-14
@@ -275,11 +237,12 @@ def _some(array: Array, rows: Indices) -> Array:
     return array if len(rows) == len(array) else array[rows]
 
 
-def value_rounding(loss: RowLoss, samples: Samples, models: Array, users: Indices | None) -> Array:
+def value_rounding(loss: BlockLoss, samples: Samples, models: Array,
+                   users: Indices | None) -> Array:
     """(n,) what rounding may have done to values; outputs are bounded by the norms of rows and
     models.
     """
-    out, most = np.empty(len(models)), getattr(loss, "max_curvature", 0.5)
+    out, most = np.empty(len(models)), loss.max_curvature
     cube = models.reshape(len(models), samples.users.n_features + loss.intercept, -1)
     for rows, block, gram, *_ in _parts(loss, samples, users):
         t = block.features @ _some(cube, rows)
@@ -308,25 +271,15 @@ def too_wide(loss: Loss, samples: Samples) -> bool:
     return loss.wide(samples) and not few
 
 
-def minimise_wide(loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array,
-                  start: Array,
-                  who: Indices) -> Minimum:
-    """Each user's minimise_x f_i(x) + <linear_i, x> + (t_i / 2) ||x - centres_i||^2.
-
-    Parameters
-    ----------
-    loss, samples : a loss with wide models, and what it prepared.
-    linear, centres : (n, dim).
-    t : (n,).
-    start : (n, dim) where to begin.
-    who : (n,) positions of the users concerned.
-
-    Returns
-    -------
-    Minimum
-    """
-    search = _WideSearch(loss, samples, linear, t, centres, who)
-    search.begin(start)
+def minimise_wide(loss: Loss, samples: Samples, linear: Array | None, t: Array | float,
+                  centres: Array | None, start: Array | None, users: Indices | None) -> Minimum:
+    """`Loss.prox` of a loss with wide models."""
+    who = np.arange(samples.n_users) if users is None else users
+    zero = np.zeros((len(who), samples.dim))
+    centres = zero if centres is None else centres
+    search = _WideSearch(loss, samples, zero if linear is None else linear,
+                         np.broadcast_to(np.asarray(t, dtype=float), len(who)), centres, who)
+    search.begin(centres if start is None else start)
     for _ in range(200):
         if not search.advance():
             break
@@ -347,9 +300,8 @@ class _WideSearch(Search):
 
     def __init__(self, loss: Loss, samples: Samples, linear: Array, t: Array, centres: Array,
                  who: Indices) -> None:
-        self.loss, self.samples, self.linear, self.centres, self.who = loss, samples, linear, \
-            centres, who
-        self.pulls = t
+        self.loss, self.samples, self.who = loss, samples, who
+        self.linear, self.pulls, self.centres = linear, t, centres
 
     def begin(self, start: Array) -> None:
         super().__init__(self._evaluate, start)
@@ -373,15 +325,14 @@ class _WideSearch(Search):
                 g = g + self.pulls[rows, None] * step if order > 0 else g
         return f, g, np.empty(0)
 
-    def direction(self, norms: Array) -> SearchStep:
+    def direction(self, norms: Array) -> Step:
         x, gradient = self.x, self.gradient
         size = self.curvature.trace() / self.curvature.shape[1] + self.pull
         damping = self.damping * norms * size
         step = -self.curvature.inverse(self.pull + damping)(gradient)
         decrement = np.einsum("nd,nd->n", -gradient, step)
-        scale = np.abs(self.value) + np.abs(np.einsum("nd,nd->n", gradient, x)) + 1e-9 * size \
-            * (x**2).sum(axis=1)
+        scale = np.abs(self.value) + np.abs(np.einsum("nd,nd->n", gradient, x)) \
+            + 1e-9 * size * (x**2).sum(axis=1)
         lengths = np.linalg.norm(step, axis=1)
         cut = np.divide(self.reach, lengths, out=np.ones_like(lengths), where=lengths > self.reach)
-        return SearchStep(cut[:, None] * step, cut, np.maximum(decrement, 0.0), scale + 1e-300,
-                          damping == 0.0)
+        return cut[:, None] * step, cut, np.maximum(decrement, 0.0), scale + 1e-300, damping == 0.0

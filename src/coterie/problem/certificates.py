@@ -127,8 +127,7 @@ def potential_slopes(problem: Problem, models: Array, potentials: Array) -> Arra
                            remedy="Give duals, or none")
     if potentials.shape != models.shape or not np.isfinite(potentials).all():
         raise InvalidInput(f"expected finite potentials of shape {models.shape}, got "
-                           f"{potentials.shape}",
-                           remedy="Give one row for each user")
+                           f"{potentials.shape}", remedy="Give one row for each user")
     labels = labels_of(models)
     across = pull_between(problem, labels, models)
     flow = np.empty_like(models)
@@ -218,8 +217,7 @@ def _answers(problem: Problem, models: Array, slopes: Array, about: Array,
     from coterie.losses import kernels
 
     numbers = kernels.answers(data, models, np.ascontiguousarray(slopes),
-                              np.ascontiguousarray(about),
-                              loss.sizes(samples))
+                              np.ascontiguousarray(about), loss.sizes(samples))
     rows = np.flatnonzero(~np.isfinite(numbers[1]))
     if rows.size:  # another method may find a bound
         with np.errstate(over="ignore", invalid="ignore"):
@@ -244,7 +242,7 @@ def reference(graph: Graph, models: Array) -> Array:
 
 
 def assemble(problem: Problem, x: Array, slopes: Array, about: Array,
-              answers: Answers) -> Certificate:
+             answers: Answers) -> Certificate:
     """The certificate from the users' answers, wherever their data are."""
     penalty = problem.lam * problem.graph.penalty(x)
     infinite = np.flatnonzero(~np.isfinite(answers.conjugates))
@@ -295,14 +293,14 @@ def _into_domain(problem: Problem, models: Array, duals: Array, users: list[int]
     slopes = -problem.graph.divergence(duals)
     lack = np.zeros_like(slopes)
     lack[outside] = find_lack(problem.loss, problem.samples, models[outside], slopes[outside],
-                            np.flatnonzero(outside))
+                              np.flatnonzero(outside))
     return supply(problem.graph, problem.radii, duals, lack, outside)
 
 
 def find_lack(loss: Loss, samples: Samples, models: Array, slopes: Array, users: Indices) -> Array:
     """What some users' slopes must lose to be gradients; a matter of each user's own data."""
     if loss.wide(samples):
-        traces = loss.expand(samples, models, users).curvature.trace()
+        traces = loss.expand(samples, models, users)[2].trace()
     else:
         traces = np.trace(loss.evaluate(samples, models, 2, users).hessians, axis1=1, axis2=2)
     t = np.maximum(1e-6 * traces / models.shape[1], 1e-9)

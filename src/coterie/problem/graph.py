@@ -122,8 +122,7 @@ class Graph:
         w = np.ones(len(given)) if weights is None else np.array(weights, dtype=float)
         if w.shape != (len(given),):
             raise InvalidInput(f"expected one weight for each of {len(given)} edges, got shape "
-                               f"{w.shape}",
-                               remedy="Give as many weights as edges")
+                               f"{w.shape}", remedy="Give as many weights as edges")
         outside = np.asarray(np.any((given < 0) | (given >= n_users), axis=1))
         _reject(given, outside, f"user numbers from 0 to {n_users - 1}",
                 "Remove the edge or add the user")
@@ -167,8 +166,7 @@ class Graph:
         p = np.ascontiguousarray(points, dtype=float)
         if p.ndim != 2 or not np.isfinite(p).all():
             raise InvalidInput("expected finite points of shape (n_users, n_coordinates), got "
-                               f"shape {p.shape}",
-                               remedy="Give one row of numbers for each user")
+                               f"shape {p.shape}", remedy="Give one row of numbers for each user")
         n = len(p)
         if not 1 <= k < max(n, 2):
             raise InvalidInput(f"k must be from 1 to n_users - 1 = {n - 1}, got {k}",

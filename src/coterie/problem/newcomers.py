@@ -124,8 +124,7 @@ def _samples(loss: Loss, newcomers: Users, dim: int) -> Samples:
     """
     if loss.dim(newcomers) != dim:
         raise InvalidInput("the targets of the newcomers give models of another length than the "
-                           "fitted ones",
-                           remedy="Set n_classes of the loss, and fit again")
+                           "fitted ones", remedy="Set n_classes of the loss, and fit again")
     return loss.prepare(newcomers)
 
 
@@ -145,8 +144,8 @@ def _at_anchors(loss: Loss, samples: Samples, anchors: Array,
         there = np.broadcast_to(anchors[a], (n, anchors.shape[1]))
         values, gradients, _ = loss.evaluate(samples, there, 1)
         force = np.linalg.norm(gradients + toward[a], axis=1)
-        margin = 1.0 - force / max(pulls[a], 1e-300) if pulls[a] > 0 else np.where(force <= 0, 0.0,
-            -np.inf)
+        margin = (1.0 - force / max(pulls[a], 1e-300) if pulls[a] > 0
+                  else np.where(force <= 0, 0.0, -np.inf))
         joined = (margin >= 0) & (clusters < 0)
         clusters[joined] = a
         slack = np.where(joined, margin, np.where(clusters < 0, np.maximum(slack, margin), slack))
@@ -206,7 +205,7 @@ def _own_wide_models(loss: Loss, samples: Samples, anchors: Array, pulls: Array,
         weights = pulls / np.maximum(lengths, 1e-2 * spread if turn == 0 else 1e-12 * spread)
         t = weights.sum(axis=1)
         new = loss.prox(samples, None, t, weights @ anchors / t[:, None], x,
-                                users=unassigned).points
+                        users=unassigned).points
         moved, x = float(np.abs(new - x).max()), new
         if moved <= 1e-7 * spread:
             break

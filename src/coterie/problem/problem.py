@@ -19,8 +19,7 @@ import numpy.typing as npt
 from coterie.base.errors import CoterieWarning, InvalidInput
 from coterie.base.types import Array
 from coterie.data.users import Participants, Users
-from coterie.losses import AffineLoss, Loss, Multinomial, Personal, Samples
-from coterie.losses.derived import Remote
+from coterie.losses import Loss, Samples
 from coterie.problem.graph import Graph
 
 
@@ -108,8 +107,7 @@ class Problem:
         graph = Graph.complete(self.users.n_users) if self.graph is None else self.graph
         if graph.n_users != self.users.n_users:
             raise InvalidInput(f"the graph is over {graph.n_users} users, the data over "
-                               f"{self.users.n_users}",
-                               remedy="Build the graph for these users")
+                               f"{self.users.n_users}", remedy="Build the graph for these users")
         object.__setattr__(self, "graph", graph)
         object.__setattr__(self, "lam", check_lam(self.lam))
         object.__setattr__(self, "samples", self.loss.prepare(self.users))
@@ -285,11 +283,10 @@ def coefficient_names(loss: Loss, users: Participants, dim: int) -> list[str]:
     """(dim,) the name of each coordinate of a model: a feature, or the intercept; m0, m1, ... where
     none is known.
     """
-    while isinstance(loss, (Remote, Personal)):
-        loss = loss.loss
+    loss = loss.own_loss
     names = list(users.feature_names)
-    if isinstance(loss, AffineLoss) and loss.intercept:
+    if loss.intercept:
         names.append("intercept")
-    if isinstance(loss, Multinomial):
+    if loss.multiclass:
         names = [f"{name}.{k}" for name in names for k in range(dim // max(len(names), 1))]
     return names if len(names) == dim else [f"m{k}" for k in range(dim)]

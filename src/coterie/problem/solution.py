@@ -35,15 +35,12 @@ class Status(Enum):
 
     CONVERGED = "Solved: the certified relative gap is within the tolerance."
     RELEASED = ("Solved for the released statistics, which have noise: the certified relative gap "
-                "is within the "
-                "tolerance. How near they are to the rows is not certified.")
+                "is within the tolerance. How near they are to the rows is not certified.")
     INACCURATE = ("Not solved to the tolerance: the certified gap is larger. "
                   "Raise tol, or give the solver more iterations.")
     NO_BOUND = ("Not certified: there is no finite bound, because some user's conjugate is "
-                "infinite at these duals. "
-                "A ridge > 0 and users with several classes make it finite; the residuals show how "
-                "close the models "
-                "are.")
+                "infinite at these duals. A ridge > 0 and users with several classes make it "
+                "finite; the residuals show how close the models are.")
     UNANSWERED = ("Not certified: some users did not answer the queries of the certificate. "
                   "Continue the run when they "
                   "are available, or exclude silent users with `patience`.")
@@ -157,8 +154,7 @@ class Certificate:
     def __str__(self) -> str:
         if np.isfinite(self.bound) and not np.isfinite(self.gap):
             return (f"objective {self.objective:.10g}; the lower bound {self.bound:.10g} is above "
-                    "it, so rounding "
-                    "errors make one of the two invalid and nothing is certified")
+                    "it, so rounding errors make one of the two invalid and nothing is certified")
         if np.isfinite(self.bound):
             return (f"objective {self.objective:.10g}, lower bound {self.bound:.10g}: "
                     f"within {self.relative_gap:.1e} (relative) of the optimum")
@@ -315,8 +311,8 @@ class Solution(Accounted):
         """
         loss, samples = self.problem.loss, self.problem.samples
         grouped = Grouped(loss=loss, samples=samples, labels=self.labels)
-        return loss.own_models(samples, grouped.local(grouped.prepare(grouped.groups)).points[
-            self.labels])
+        return loss.own_models(samples,
+                               grouped.local(grouped.prepare(grouped.groups)).points[self.labels])
 
     def personalize(self, new_users: Users, *, weight: float | None = None) -> Joined:
         """Give new users a model and a group, without changing the models of other users.
@@ -527,19 +523,16 @@ class Explanation:
         first, second = map(repr, self.users)
         if self.together and self.limit > 0:
             return (f"{first} and {second} are in one group of {self.shared_with} users: the force "
-                    "between them is "
-                    f"{self.force:.3g}, of at most {self.limit:.3g}.")
+                    f"between them is {self.force:.3g}, of at most {self.limit:.3g}.")
         if self.together:
             return (f"{first} and {second} are in one group of {self.shared_with} users, connected "
-                    "by other users; "
-                    "there is no edge between the two.")
+                    "by other users; there is no edge between the two.")
         if self.limit > 0:
             return (f"{first} and {second} are in different groups, at distance "
                     f"{self.distance:.3g}: the force between " "them has its largest value, "
                     f"{self.limit:.3g}, but their own data pull harder.")
         return (f"{first} and {second} are in different groups, at distance {self.distance:.3g}; "
-                "there is no edge "
-                "between the two.")
+                "there is no edge between the two.")
 
 
 def explain(problem: Problem, models: Array, labels: Ints, duals: Array | None,

@@ -112,8 +112,7 @@ class LocalModels:
 
 
 def adaptive_graph(local: LocalModels, kind: str = "auto", k: int | None = 5, *,
-                   scale: float | None = None,
-                   connected: bool = True) -> Graph:
+                   scale: float | None = None, connected: bool = True) -> Graph:
     """Build a graph over the users with weights from their local models.
 
     Parameters
@@ -196,9 +195,9 @@ def _wide_squares(loss: Loss, samples: Samples, ridge: float, models: Array, cou
     for start in range(0, len(pairs), _WIDE_PAIRS):
         some = pairs[start:start + _WIDE_PAIRS]
         ends, n = some.T.ravel(), len(some)
-        curvature = loss.expand(samples, models[ends], ends).curvature
-        gaps, weights = np.tile(models[some[:, 0]] - models[some[:, 1]], (2, 1)), \
-            counts[ends].astype(float)
+        curvature = loss.expand(samples, models[ends], ends)[2]
+        gaps = np.tile(models[some[:, 0]] - models[some[:, 1]], (2, 1))
+        weights = counts[ends].astype(float)
         forces = weights[:, None] * (curvature.times(gaps) + ridge * gaps)  # A_i gap, then A_j gap
         both = GroupCurvature(curvature, np.tile(np.arange(n), 2), weights, n)
         moved = both.inverse(ridge * (weights[:n] + weights[n:]))(forces[n:])
@@ -213,9 +212,8 @@ def _squares(models: Array, pairs: Ints, covariances: Array | WaldDistances | No
     i, j = np.ascontiguousarray(pairs.T)
     with np.errstate(over="ignore", invalid="ignore"):
         if covariances is None:
-            return np.minimum(
-                _in_chunks(lambda some: ((models[i[some]] - models[j[some]]) ** 2).sum(axis=1), i),
-                              _FARTHEST)
+            return np.minimum(_in_chunks(
+                lambda some: ((models[i[some]] - models[j[some]]) ** 2).sum(axis=1), i), _FARTHEST)
         from coterie.problem import edges as kernels
 
         squares = kernels.mahalanobis(np.ascontiguousarray(models),
@@ -236,8 +234,8 @@ def _in_chunks(function: Callable[[slice], Array], pairs: Ints) -> Array:
     return np.concatenate([np.empty(0), *chunks])
 
 
-def _nearest(models: Array, covariances: Array | WaldDistances | None, k: int) -> tuple[Ints,
-        Array]:
+def _nearest(models: Array, covariances: Array | WaldDistances | None,
+             k: int) -> tuple[Ints, Array]:
     """Edges from each user to its k nearest; Wald neighbours are selected from Euclidean ones in
     the mean metric.
     """

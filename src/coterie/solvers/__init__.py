@@ -81,8 +81,7 @@ def solve(problem: Problem, *, tol: float = 1e-8, solver: str | Solver = "fast",
     solution = solve_quietly(problem, tol=tol, solver=solver, start=start, progress=progress)
     if solution.status is not Status.CONVERGED:
         warnings.warn(f"relative gap {solution.gap:.1e} at tol = {tol:g}. {solution.status.value}",
-                      ConvergenceWarning,
-                      stacklevel=2)
+                      ConvergenceWarning, stacklevel=2)
     return solution
 
 

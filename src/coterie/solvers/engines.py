@@ -215,9 +215,9 @@ class Complete(Engine):
         if d <= MOST_COORDINATES:
             share = np.empty((d, d))
             self.inverses, self.linear = np.empty((n, d, d)), np.empty((d, n))
-            if loss_kernels.complete_system(
-                    losses.hessians, losses.shift, losses.centre, losses.gradients, self.sigma,
-                    self.inverses, share, self.linear):
+            if loss_kernels.complete_system(losses.hessians, losses.shift, losses.centre,
+                                            losses.gradients, self.sigma, self.inverses, share,
+                                            self.linear):
                 self.total = np.linalg.inv(share)
                 return
         super().take(losses)
@@ -311,9 +311,9 @@ class Listed(Engine):
 
     def run(self, steps: int) -> tuple[float, float]:
         if not self.dense:
-            return kernels.cg_run(
-                self.linear, self.hessians, self.inverses, self.degrees, *self.neighbours,
-                self.sigma, self.x, *self._edges, RELAX, self.forces, steps)
+            return kernels.cg_run(self.linear, self.hessians, self.inverses, self.degrees,
+                                  *self.neighbours, self.sigma, self.x, *self._edges, RELAX,
+                                  self.forces, steps)
         measures, shape = (0.0, 0.0), self.x.shape
         for step in range(steps):
             right = self.linear + self.sigma * self.forces
@@ -337,12 +337,14 @@ class Listed(Engine):
         graph = self.graph
         if graph.n_edges > (_GUESSED if self.guessed else _PROVABLE):
             return None
+        # 1. Between groups, the dual of an edge is a unit vector times its radius.
         duals, radii = self.duals(), np.empty(graph.n_edges)
         radii[self.edge_order] = self._radii
         together = labels[graph.edges[:, 0]] == labels[graph.edges[:, 1]]
         gaps = graph.differences(models)[~together]
         lengths = np.maximum(np.linalg.norm(gaps, axis=1), 1e-300)
         duals[~together] = gaps * (radii[~together] / lengths)[:, None]
+        # 2. Inside groups, a flow that supplies what is left, in turns with the balls.
         inside = graph.subgraph(together)
         across = np.where(together[:, None], 0.0, duals)
         forces = -gradients - graph.divergence(across)
@@ -472,7 +474,7 @@ class Direct(Listed):
     def _solve_between(self, labels: Ints, ends: Ints, pair: Ints) -> Array:
         """Solve the problem between parts; returns their models."""
         duals, rates, radii = group_kernels.sum_pairs(self.s, self.shrink, self.rates, self._radii,
-                                                   pair, len(ends))
+                                                      pair, len(ends))
         duals *= self.sigma
         parts = int(labels.max()) + 1
         short = Direct(Graph(parts, radii, ends), self.dim, 1.0, np.arange(parts))
@@ -502,9 +504,9 @@ class Direct(Listed):
     def gap(self) -> float:
         """The duality gap after users joined by duals inside their balls get one model."""
         labels = self._join(1.0)
-        return float(group_kernels.merged_gap(
-            self.x, self.h, self.linear, self.s, self.shrink, self.sigma, self.rates, self._radii,
-            self.first, self.second, labels, int(labels.max()) + 1))
+        return float(group_kernels.merged_gap(self.x, self.h, self.linear, self.s, self.shrink,
+                                              self.sigma, self.rates, self._radii, self.first,
+                                              self.second, labels, int(labels.max()) + 1))
 
 
 def choose(graph: Graph, hessians: Array, quadratic: bool, lam: float) -> Engine:

@@ -66,24 +66,24 @@ class Lean:
         graph = problem.graph
         if not graph.is_complete:
             raise Incompatible("The lean solver is for all pairs with one weight: "
-                               "Graph.complete(n_users). "
-                               "Use solver='fast' for other graphs.")
+                               "Graph.complete(n_users). Use solver='fast' for other graphs.")
         began = time.perf_counter()
         history: list[Record] = []
         models = self._alone(problem) if start is None else start.models
         best, least = Point(models, potentials=np.zeros_like(models)), np.inf
         for closeness in self.closeness:
             try:
+                # 1. Groups and their models, with nearly equal ones merged.
                 labels, w = self._descend(problem, models, closeness, tol)
                 point = polish(problem, labels, w[labels]) if w.size <= 900 else w[labels]
+                # 2. Potentials that prove them, and the certificate of both.
                 potentials = self._potentials(problem, point, tol)
                 certificate = certify(problem, point, potentials=potentials)
                 if certificate.relative_gap < least or not history:
                     best = Point(point, potentials=potentials)
                     least, objective = certificate.relative_gap, certificate.objective
-                history.append(Record(len(history) + 1, objective, least,
-                                      int(labels_of(best.models).max()) + 1,
-                                      time.perf_counter() - began))
+                history.append(Record(len(history) + 1, objective, least, int(
+                    labels_of(best.models).max()) + 1, time.perf_counter() - began))
                 if progress is not None:
                     progress(history[-1])
             except KeyboardInterrupt as stop:
@@ -107,6 +107,7 @@ class Lean:
         spread = float(np.linalg.norm(models - models.mean(axis=0), axis=1).max()) + 1e-300
         value = np.inf
         for _ in range(self.max_iter):
+            # 1. The objective with rounded norms, and its derivatives, group by group.
             k = len(w)
             counts = np.bincount(labels).astype(np.float64)
             f, g, h = problem.loss.evaluate(problem.samples, w[labels])
@@ -118,6 +119,7 @@ class Lean:
             if value - new <= 0.01 * tol * abs(new):
                 break
             value = new
+            # 2. A Newton step, as much of it as decreases the objective.
             step = self._newton(w, counts, smooth, radius, blocks, degrees,
                                 -(gradient + radius * pull))
             size = 1.0
@@ -130,6 +132,7 @@ class Lean:
                     w = trial
                     break
                 size *= 0.5
+            # 3. Merge groups that came close.
             near = _close(w, closeness * spread)
             labels, w = near[labels], group_sums(w * counts[:, None], near)
             w = w / np.bincount(labels)[:, None]
@@ -141,8 +144,8 @@ class Lean:
         from coterie.problem import edges as kernels
 
         inverses = np.linalg.inv(blocks + (radius * degrees)[:, None, None] * np.eye(w.shape[1]))
-        step, r, product, unused = np.zeros_like(w), right.copy(), np.empty_like(w), \
-            np.empty(len(w))
+        step, r = np.zeros_like(w), right.copy()
+        product, unused = np.empty_like(w), np.empty(len(w))
         z = np.einsum("nij,nj->ni", inverses, r)
         p, rz = z.copy(), float((r * z).sum())
         enough = 1e-4 * rz

@@ -44,8 +44,8 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14,
     value, gradient, blocks, stiff = reduced.evaluate(w, 2)
     reach = 10.0 * (1.0 + float(np.abs(w).max()))
     for _ in range(max_iter):
-        # For flat Hessians (Huber far from the samples) shift and reach limit the step; both vanish
-        # at the end.
+        # 1. A Newton step. For flat Hessians (Huber far from the samples) shift and reach limit it;
+        #    both vanish at the end.
         curvature = float(np.trace(blocks, axis1=1, axis2=2).mean()) / w.shape[1]
         largest = float(np.abs(gradient).max())
         shift = 1e-14 * curvature + 1e-8 * largest / reach + 1e-300
@@ -55,6 +55,7 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14,
         decrement = -float((gradient * step).sum())
         if not decrement > tol * abs(value):
             break
+        # 2. As much of it as decreases the objective.
         size = start = min(1.0, reach / max(float(np.abs(step).max()), 1e-300))
         for _ in range(25):
             trial = reduced.evaluate(w + size * step, 0)[0]
@@ -64,6 +65,7 @@ def polish(problem: Problem, labels: Ints, models: Array, tol: float = 1e-14,
         else:
             size = 0.0
         reach = 4.0 * reach if size == start < 1.0 else reach
+        # 3. Groups that the step would take through each other are merged, the others move.
         if size < 1.0 and (crossing := reduced.crossing(w, step)).any():
             labels = reduced.merge(crossing)
             w = group_means(w[reduced.labels], labels)
@@ -99,6 +101,7 @@ def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter:
     grouped = Grouped(loss=problem.loss, samples=problem.samples, labels=labels)
     samples = grouped.prepare(grouped.groups)
     for _ in range(max_iter):
+        # 1. The gradient, and the Hessian as an operator.
         with np.errstate(over="ignore", invalid="ignore"):
             f, g, curvature = grouped.expand(samples, w)
         units, pulls = reduced.pairs(w)
@@ -109,11 +112,13 @@ def _polish_wide(problem: Problem, labels: Ints, w: Array, tol: float, max_iter:
                     times: Inverse = curvature.times) -> Array:
             return times(v) + reduced.stiffness(v, units, pulls)
 
+        # 2. A Newton step by conjugate gradients.
         assert isinstance(curvature, GroupCurvature)
         step = -conjugate_gradients(product, curvature.preconditioner(degrees), gradient)
         decrement = -float((gradient * step).sum())
         if not (np.isfinite(step).all() and decrement > tol * abs(value)):
             break
+        # 3. As much of it as decreases the objective.
         size = 1.0
         while size > 1e-8:
             trial = w + size * step

@@ -246,6 +246,7 @@ class _Search:
 
     def advance(self, tol: float) -> bool:
         """Make one Newton step; returns whether the method has converged."""
+        # 1. The linear system of a Newton step on the smoothed objective.
         differences = self._differences(self.own)
         smooth = self._smooth(differences)
         pull = self.radii / smooth
@@ -258,12 +259,13 @@ class _Search:
         system = _factorise(matrix)
         forces = (pull[:, None] * differences) @ self.view.basis
         gradient = self.loss.gradients + self.incidence.T @ forces
+        # 2. The step. Where losses are flat (Huber far out) it knows a direction but no length.
         common, own = self._solve(system, -gradient)
-        # Where losses are flat (Huber far out) a step knows a direction but no length.
         longest = max(float(np.abs(common).max()), float(np.abs(own).max()), 1e-300)
         cut = min(1.0, self.reach / longest)
         common, own = cut * common, cut * own
         decrement = -float((gradient * (common[self.parts] + own)).sum())
+        # 3. As much of it as decreases the objective, for the models and for the duals.
         size = self._size(common, own, value, decrement)
         moved = self._differences(own)
         along = (differences * moved).sum(axis=1) / (self.radii * smooth)
@@ -272,11 +274,12 @@ class _Search:
         self.loss = self.view.evaluate(self.z, 2)
         self._carry(self.duals + size * change)
         for _ in range(_REFINEMENTS):
-            # Between users with nearly equal models, steps of the duals are small differences of
-            # large numbers. So the
-            # remaining residual of the duals is distributed over the same edges once more.
+            # 4. Between users with nearly equal models, steps of the duals are small differences of
+            #    large numbers. So the remaining residual of the duals is distributed over the same
+            #    edges once more.
             flow = self._differences(self._solve(system, self._lack())[1])
             self._carry(self.duals - (edges @ flow[..., None])[..., 0])
+        # 5. How far and how carefully to step next.
         self.reach *= 0.5 if size < 1.0 else 4.0 if cut < 1.0 else 1.0
         if size == 1.0:
             self.damping *= 0.1
@@ -286,8 +289,7 @@ class _Search:
 
     def _lack(self) -> Array:
         """grad f + B'y."""
-        return np.asarray(self.loss.gradients
-                          + self.incidence.T @ (self.duals @ self.view.basis))
+        return np.asarray(self.loss.gradients + self.incidence.T @ (self.duals @ self.view.basis))
 
     def _size(self, common: Array, own: Array, value: float, decrement: float) -> float:
         """The share of a step that lowers the smoothed objective enough; 0 where none does."""

@@ -74,14 +74,14 @@ class Wide(Engine):
 
     def retune(self, sigma: float) -> None:
         kernels.wide_retune(self.s, self._radii / self.sigma, self._radii / sigma,
-                                 self.sigma / sigma, self.shrink)
+                            self.sigma / sigma, self.shrink)
         self.sigma, self._known = sigma, None
         self._compute_forces()
 
     def lengths(self, models: Array) -> Array:
         """(n_edges,) the distances of neighbours, without a difference in memory."""
         return np.asarray(kernels.wide_lengths(np.ascontiguousarray(models), self.first,
-                                                    self.second))
+                                               self.second))
 
     def refine(self) -> None:
         """Continue with 64 bits."""

@@ -156,9 +156,9 @@ def answer_edges(loss: Loss, samples: Samples, queries: Batch,
                                      difference[at], hat[at], kept["radii"].values[at], rho, eta_z)
     stepped = flags(len(users), stepping).astype(np.int64)
     counts = queries.ragged["update"].counts if at.size else np.zeros(len(users), dtype=np.int64)
-    reply = {"model": Ragged.of(models[moving], stepped), "value": Ragged.of(values, stepped),
-             "curvature": Ragged.of(curvatures, stepped), "difference": Ragged.of(difference[at],
-                 counts)}
+    reply = {"model": Ragged.of(models[moving], stepped),
+             "value": Ragged.of(values, stepped), "curvature": Ragged.of(curvatures, stepped),
+             "difference": Ragged.of(difference[at], counts)}
     if linearised:
         reply["stiffness"] = Ragged.of(stiff, stepped)
     reply = {name: part for name, part in reply.items() if len(part.values)}
@@ -210,8 +210,8 @@ _KEPT = {"point": 1, "others": 1, "difference": 1, "hat": 1, "neighbours": 0, "r
          "tails": 0}
 
 
-def _initialised(queries: Batch, memory: Mapping[str, Ragged], n_users: int, dim: int) -> dict[str,
-        Ragged]:
+def _initialised(queries: Batch, memory: Mapping[str, Ragged], n_users: int,
+                 dim: int) -> dict[str, Ragged]:
     """The memory, with that of re-initialised users replaced by the state in the query."""
     nothing = np.zeros(n_users, dtype=np.int64)
     kept = dict(memory) or {

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from coterie.base.errors import Incompatible
 from coterie.base.types import Array, Flags, Ints
 from coterie.federated.protocol.messages import Batch, Ragged, square, triangle
-from coterie.losses import AffineLoss, Loss, Samples
+from coterie.losses import Loss, Samples
 from coterie.losses.curvature import RowCurvature, RowTerms, Span, SpanCurvature
 from coterie.losses.derived import Quadratic, SpanQuadratic
 
@@ -42,7 +42,6 @@ _TRUST = 1.5  # largest factor of the second-order term by which the loss may di
 _MODELS = 6.5  # length of a reply without its gradient, in models
 _SHARE = 0.6  # of it at least for vectors, while some are missing
 _EQUAL = 1e-9  # times the largest eigenvalue: a difference that is not sent
-_SOFTMAX = 0.5  # largest curvature of a row's loss under softmax, in any direction of the outputs
 _DENSE = 200  # size of a core up to which all its eigenvalues are computed
 
 
@@ -178,7 +177,7 @@ def traces_of(replies: Batch, dim: int) -> Array:
 
 def row_length(loss: Loss, n_features: int, dim: int) -> int:
     """The length p of the rows that models of dim = p k coordinates with k outputs act on."""
-    p = n_features + (loss.intercept if isinstance(loss, AffineLoss) else 0)
+    p = n_features + loss.intercept
     return p if p and dim % p == 0 else dim
 
 
@@ -311,8 +310,8 @@ def _wrong_part(replies: Batch, position: int, old: Forms, dim: int, p: int) -> 
     else:
         if numbers is not None or _rows(replies, "basis", position) is not None:
             return "it has more than one form of a Hessian"
-        counts = [0 if rows is None else len(rows) for rows in (complete, levels, factor,
-                                                                 _rows(replies, "sign", position))]
+        counts = [0 if rows is None else len(rows)
+                  for rows in (complete, levels, factor, _rows(replies, "sign", position))]
         if counts[0] + counts[1] != 1 or counts[2] != counts[3] or (counts[0] and counts[2]):
             return "it has more or fewer rows than requested"
     form = _form(replies, position, old, dim, p)
@@ -492,10 +491,10 @@ def _rounded(rows: SpanRows, ridge: float) -> Array:
     return np.array([2.0 ** (np.ceil(2.0 * np.log2(largest) + 1e-9) / 2.0)])
 
 
-def evaluated(loss: Loss, samples: Samples, models: Array, users: Ints) -> tuple[Array, Array,
-        Array | RowCurvature]:
+def evaluated(loss: Loss, samples: Samples, models: Array,
+              users: Ints) -> tuple[Array, Array, Array | RowCurvature]:
     """Values, gradients and Hessians of some users; Hessians of wide models are operators."""
-    if isinstance(loss, AffineLoss) and loss.wide(samples):
+    if loss.affine and loss.wide(samples):
         values, gradients, curvature = loss.expand(samples, models, users)
         assert isinstance(curvature, RowCurvature)
         return values, gradients, curvature
@@ -533,7 +532,7 @@ def stiffness(loss: Loss, samples: Samples, hessians: Array | RowCurvature, user
     models.
     """
     if isinstance(hessians, RowCurvature):
-        most, out = getattr(loss, "max_curvature", _SOFTMAX), np.empty(len(users))
+        most, out = loss.max_curvature, np.empty(len(users))
         for part in hessians.terms:
             mass = most * part.weights if np.isfinite(most) else 2.0 * part.mass[..., 0]
             out[part.users] = _spectra(hessians, part, mass)[:, -1]

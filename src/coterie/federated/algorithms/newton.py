@@ -219,6 +219,8 @@ class NewtonMethod(Method):
     def _taken(self, state: NewtonState, replies: Batch, at: Array, forms: Forms,
                stepped_back: Flags) -> NewtonState:
         """Accept the replies that agree with the quadratics."""
+        # 1. What the quadratics predicted: good replies are those that agree with them, first ones,
+        #    and those from the way to a point.
         users, share = replies.users, replies.ragged.get("share")
         step = at - state.points[users]
         slopes = np.einsum("nd,nd->n", state.gradients[users], step)
@@ -228,21 +230,22 @@ class NewtonMethod(Method):
             | ~state.known[users]
         if share is not None:
             good[share.owner] = True
-        # The relative error of the quadratics: the smaller it is, the earlier a certificate is
-        # worth a round.
+        # 2. The relative error of the quadratics: the smaller it is, the earlier a certificate is
+        #    worth a round.
         seen = state.known[users] & (second > 0)
         off = np.abs(replies.arrays["value"] - state.values[users] - slopes - second)[seen].sum()
         trust = float(np.clip(off / second[seen].sum(), 1e-4, 1.0)) if seen.any() else 1.0
         trust = 0.0 if self.federation.loss.quadratic else trust
         taken = users[good]
         known, known_forms = put(state.known, taken, True), state.forms.put(taken, forms.take(good))
-        # If a quadratic predicted too large a decrease, its shift is increased; if it was accurate,
-        # decreased.
+        # 3. If a quadratic predicted too large a decrease, its shift is increased; if it was
+        #    accurate, decreased.
         curvature = known_forms.traces() / self.federation.dim
         stiffer = np.maximum(100.0 * state.shift,
                              0.03 * np.maximum(curvature, capped(curvature[known]).mean()))
         poor = flags(self.federation.n_users, users[~good | stepped_back])
         shift = np.where(poor, stiffer, put(state.shift, taken, 0.1 * state.shift[taken]))
+        # 4. The next models, from the quadratics of all users.
         return self._solved(replace(
             state, points=put(state.points, taken, at[good]), shift=shift, known=known, trust=trust,
             values=put(state.values, taken, replies.arrays["value"][good]),
@@ -261,6 +264,7 @@ class NewtonMethod(Method):
         known, federation = state.known & ~state.aside, self.federation
         if not known.any():
             return state
+        # 1. The problem of the quadratics of all users known, shifted so that each has a minimum.
         forms = state.forms.take(known)
         curvature = forms.traces() / federation.dim
         shift = np.maximum(state.shift[known], 1e-9 * max(float(capped(curvature).mean()), 1e-300))
@@ -270,15 +274,17 @@ class NewtonMethod(Method):
         forms = forms.shifted(shift)
         problem = federation.problem(known, forms.quadratic(points - middle, values,
                                                             state.gradients[known]))
+        # 2. Solve it, from the last models and duals.
         inside: Any = slice(None) if known.all() else federation.graph.inside(known)
         warm = Point(state.now[known] - middle, state.duals[inside], state.sigma or None) \
             if state.sigma else None
         solution = solve_quietly(problem, tol=self._accuracy(state), start=warm)
         now, duals, models = state.now.copy(), state.duals.copy(), solution.models + middle
-        # Other users keep the start: no user receives a model built from other users only.
+        # 3. Other users keep the start: no user receives a model built from other users only.
         now[known] = models
         if solution.duals is not None:
             duals[inside] = solution.duals
+        # 4. The decrease that the quadratics promise, and an estimate of the gap.
         step = models - points
         promised = np.full(federation.n_users, np.inf)
         promised[known] = 0.5 * forms.squares(step)

@@ -99,11 +99,9 @@ class PDMM(Algorithm):
                       "rho": 10.0, "eta": 10.0, "eta_z": 10.0, "tau": 0.8, "nu": 0.2, **changes})
 
     def __post_init__(self) -> None:
-        for name, allowed in (("variant", ("symmetric", "paper")),
-                              ("pairs", ("ordered", "unordered")),
-                              ("edge_state", ("server", "users")),
-                              ("bregman", ("euclidean", "linear")),
-                              ("select", ("users", "variables"))):
+        for name, allowed in {"variant": ("symmetric", "paper"), "pairs": ("ordered", "unordered"),
+                              "edge_state": ("server", "users"), "select": ("users", "variables"),
+                              "bregman": ("euclidean", "linear")}.items():
             if getattr(self, name) not in allowed:
                 raise InvalidInput(f"{name} must be {' or '.join(map(repr, allowed))}, "
                                    f"got {getattr(self, name)!r}", remedy=f"Use {allowed[0]!r}")
@@ -323,25 +321,29 @@ class PDMMMethod(Method):
             at = np.flatnonzero(flags & queried[pairs.heads])
             if at.size:
                 counts = np.bincount(pairs.heads[at], minlength=n)[users]
-                ragged.update({name: Ragged.of(values[at], counts) for name,
-                               values in named.items()})
+                ragged.update({name: Ragged.of(values[at], counts)
+                               for name, values in named.items()})
 
+        # 1. The z to update, and what changed at pairs since the user was last asked.
         of_pairs(z, update=pairs.position)
         mine = state.synced[pairs.heads]
         of_pairs(state.renewed & mine, dual_at=pairs.position, dual=state.dual)
         of_pairs(state.quiet & ~(state.quiet_at_users & mine), quiet=pairs.position)
         of_pairs(~state.quiet & state.quiet_at_users & mine, wake=pairs.position,
                  wake_model=state.now[pairs.tails])
+        # 2. What comes from pairs whose head is another user.
         if self.both:
             stepping = (x & queried)[users]
             halves = np.stack(self._beyond(state), axis=1)[users[stepping]]
             ragged["beyond"] = Ragged.of(halves.reshape(-1, self.federation.dim), 2 * stepping)
+        # 3. The complete state, to those who missed something.
         reset = (queried & ~state.synced)[users]
-        if reset.any():  # send the complete state
+        if reset.any():
             of_pairs(~mine, others=state.now[pairs.tails], difference=state.difference,
                      hat=state.hat, neighbours=pairs.tails, radii=pairs.radii)
             ragged["point"] = Ragged.of(state.now[users[reset]], reset)
             ragged["tails"] = Ragged.of(pairs.n_tails[users[reset]], reset)
+        # 4. To everyone: the models that moved.
         who = np.flatnonzero(state.moved)
         settings = np.array([state.rho, state.hat_rho, s.eta, s.eta_z, s.nu,
                              float(s.bregman == "linear")])
@@ -398,9 +400,8 @@ class PDMMMethod(Method):
     def _forget(self, state: PDMMState, users: Ints) -> PDMMState:
         old = self._pairs(put(state.aside, users, False))
         kept = ~state.aside[old.heads] & ~state.aside[old.tails]
-        rows = {name: getattr(state, name)[kept] for name in
-                ("difference", "dual", "hat", "zeros", "quiet", "renewed", "quiet_at_users",
-                 "due_z")}
+        rows = {name: getattr(state, name)[kept] for name in (
+            "difference", "dual", "hat", "zeros", "quiet", "renewed", "quiet_at_users", "due_z")}
         return replace(state, **rows, synced=np.zeros_like(state.synced))
 
     def _alone(self, state: PDMMState) -> PDMMState:
@@ -414,61 +415,76 @@ class PDMMMethod(Method):
 
     def _tell(self, state: PDMMState, replies: Batch) -> PDMMState:
         s, pairs, rho, n = self.settings, self.pairs(state), state.rho, self.federation.n_users
+        heard, old = flags(n, replies.users), state.now
+        new = {name: getattr(state, name).copy()
+               for name in ("now", "values", "slopes", "curvature", "difference", "dual", "hat")}
+        # 1. x and z of those who were drawn, at the users or here.
+        step = self._steps_of_users if s.edge_state == "users" else self._steps_here
+        who, z = step(state, replies, heard, new)
+        now = new["now"]
+        if s.bregman == "euclidean":  # optimality condition of the step: grad f = t (centre - x)
+            new["slopes"][who] = state.sent_t[who][:, None] * (state.sent[who] - now[who])
+        # 2. The duals of their pairs, and the points from which the next steps start.
+        renewed = self._renewals(state, flags(n, who), heard)
+        i, j = pairs.heads[renewed], pairs.tails[renewed]
+        lag = new["difference"][renewed]
+        new["dual"][renewed] += s.tau * rho * (now[i] - now[j] - lag)
+        new["hat"][renewed] = edges.hats(new["dual"][renewed], now[i], now[j], lag, rho, s.nu)
+        # 3. How far users moved on average, and who has seen everything: a late reply has missed
+        #    the updates since.
+        moved = float(np.sqrt(((now - old)[who] ** 2).sum(axis=1).mean())) if len(who) \
+            else state.length
+        state = replace(
+            state, **new, moved=(now != old).any(axis=1), renewed=renewed, hat_rho=rho,
+            synced=heard & (state.asked == state.round), length=0.8 * state.length + 0.2 * moved,
+            quiet_at_users=np.where(heard[pairs.heads], state.quiet, state.quiet_at_users))
+        # 4. rho, the pairs that need no updates, and the distance to the optimum.
+        return self._estimated(self._update_quiet(self._tuned(state), z))
+
+    def _steps_of_users(self, state: PDMMState, replies: Batch, heard: Flags,
+                        new: dict[str, Array]) -> tuple[Ints, Flags]:
+        """Enter the x and z that users who store their edges computed; who stepped, and which z.
+        """
+        s, pairs = self.settings, self.pairs(state)
+        model, updated = replies.ragged.get("model"), replies.ragged.get("difference")
+        who = replies.users[:0] if model is None else replies.users[model.owner]
+        z = state.due_z & heard[pairs.heads]
+        if model is not None:
+            new["now"][who], new["values"][who] = model.values, replies.ragged["value"].values
+            new["curvature"][who] = replies.ragged["curvature"].values
+            stiff = replies.ragged.get("stiffness")
+            if s.bregman == "linear" and stiff is not None:  # the slope follows from the step
+                length = edges.step_length(np.full(len(who), s.eta), stiff.values, state.rho,
+                                           pairs.n_pairs[who])
+                new["slopes"][who] = length[:, None] * (state.now[who] - new["now"][who]) \
+                    - self._slope(state, who)
+        if updated is not None:
+            new["difference"][z] = updated.values
+        return who, z
+
+    def _steps_here(self, state: PDMMState, replies: Batch, heard: Flags,
+                    new: dict[str, Array]) -> tuple[Ints, Flags]:
+        """Compute x and z from replies about losses; who stepped, and which z."""
+        s, pairs, who = self.settings, self.pairs(state), replies.users
         # The variables that were drawn when the queries of this round were sent.
         _, z = self._drawn(replace(state,
                                    asked=np.where(state.asked == state.round, -1, state.asked)))
-        heard = flags(n, replies.users)
-        old, difference, eta = state.now, state.difference.copy(), np.full(n, s.eta)
-        now, values, slopes, curvature = (a.copy() for a in (state.now, state.values, state.slopes,
-            state.curvature))
-        if s.edge_state == "users":
-            model, updated = replies.ragged.get("model"), replies.ragged.get("difference")
-            who = replies.users[:0] if model is None else replies.users[model.owner]
-            z = state.due_z & heard[pairs.heads]
-            if model is not None:
-                now[who], values[who] = model.values, replies.ragged["value"].values
-                curvature[who] = replies.ragged["curvature"].values
-                stiff = replies.ragged.get("stiffness")
-                if s.bregman == "linear" and stiff is not None:  # the slope follows from the step
-                    pull = self._slope(state, who)
-                    length = edges.step_length(eta[who], stiff.values, rho, pairs.n_pairs[who])
-                    slopes[who] = length[:, None] * (old[who] - now[who]) - pull
-            if updated is not None:
-                difference[z] = updated.values
+        new["values"][who] = replies.arrays["value"]
+        new["curvature"][who] = replies.arrays["curvature"]
+        if s.bregman == "linear":
+            new["slopes"][who] = replies.arrays["gradient"]
+            length = edges.step_length(np.full(len(who), s.eta), replies.arrays["stiffness"],
+                                       state.rho, pairs.n_pairs[who])
+            slope = new["slopes"][who] + self._slope(state, who)
+            new["now"][who] = state.now[who] - slope / length[:, None]
         else:
-            who = replies.users
-            values[who], curvature[who] = replies.arrays["value"], replies.arrays["curvature"]
-            if s.bregman == "linear":
-                slopes[who] = replies.arrays["gradient"]
-                pull = self._slope(state, who)
-                length = edges.step_length(eta[who], replies.arrays["stiffness"], rho,
-                                           pairs.n_pairs[who])
-                now[who] = old[who] - (slopes[who] + pull) / length[:, None]
-            else:
-                now[who] = replies.arrays["point"]
-            if s.select == "users":
-                z = z & self._touched(pairs, heard)
-            difference[z] = edges.differences(old[pairs.heads[z]], self._seen(state)[z],
-                                              difference[z], state.hat[z],
-                                              pairs.radii[z], rho, s.eta_z)
-        if s.bregman == "euclidean":  # optimality condition of the step: grad f = t (centre - x)
-            slopes[who] = state.sent_t[who][:, None] * (state.sent[who] - now[who])
-        renewed = self._renewals(state, flags(n, who), heard)
-        dual, hat = state.dual.copy(), state.hat.copy()
-        i, j = pairs.heads[renewed], pairs.tails[renewed]
-        dual[renewed] += s.tau * rho * (now[i] - now[j] - difference[renewed])
-        hat[renewed] = edges.hats(dual[renewed], now[i], now[j], difference[renewed], rho, s.nu)
-        step = float(np.sqrt(((now - old)[who] ** 2).sum(axis=1).mean())) if len(who) \
-            else state.length
-        state = replace(
-            state, now=now, values=values, slopes=slopes, curvature=curvature,
-            difference=difference, dual=dual,
-            hat=hat, moved=(now != old).any(axis=1), renewed=renewed, hat_rho=rho,
-            # a late reply has missed the updates since.
-            synced=heard & (state.asked == state.round),
-            length=0.8 * state.length + 0.2 * step,
-            quiet_at_users=np.where(heard[pairs.heads], state.quiet, state.quiet_at_users))
-        return self._estimated(self._update_quiet(self._tuned(state), z))
+            new["now"][who] = replies.arrays["point"]
+        if s.select == "users":
+            z = z & self._touched(pairs, heard)
+        new["difference"][z] = edges.differences(state.now[pairs.heads[z]], self._seen(state)[z],
+                                                 new["difference"][z], state.hat[z],
+                                                 pairs.radii[z], state.rho, s.eta_z)
+        return who, z
 
     def _tuned(self, state: PDMMState) -> PDMMState:
         """Set rho from the users' curvature: after the first replies, then each time the number of
@@ -496,8 +512,8 @@ class PDMMMethod(Method):
                          state.zeros)
         apart = np.linalg.norm(state.now[pairs.heads] - state.now[pairs.tails], axis=1)
         ready = np.full(self.federation.graph.n_edges, True)
-        np.logical_and.at(ready, pairs.edge, (zeros >= self.settings.quiet) & (apart <= 0.5
-            * state.length))
+        np.logical_and.at(ready, pairs.edge,
+                          (zeros >= self.settings.quiet) & (apart <= 0.5 * state.length))
         quiet = (state.quiet & (apart <= state.length)) | ready[pairs.edge]
         return replace(state, quiet=quiet, zeros=np.where(state.quiet & ~quiet, 0, zeros))
 

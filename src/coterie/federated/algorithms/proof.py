@@ -146,10 +146,9 @@ class Proof(Survey):
         """
         asked = Survey.begin(self, np.zeros((self.federation.n_users, self.federation.dim)))
         asked.now[~state.aside] = models
-        blank = ProofState(**vars(asked) | {"round": state.round, "missed": state.missed,
-                                            "aside": state.aside},
-                           duals=duals, slopes=np.zeros_like(asked.now),
-                           lack=np.zeros_like(asked.now), repairs=0)
+        blank = ProofState(
+            **vars(asked) | {"round": state.round, "missed": state.missed, "aside": state.aside},
+            duals=duals, slopes=np.zeros_like(asked.now), lack=np.zeros_like(asked.now), repairs=0)
         return self._put(blank, duals)
 
     def _put(self, state: ProofState, duals: Array) -> ProofState:

@@ -127,12 +127,11 @@ class SplittingMethod(Method):
 
     def begin(self, models: Array) -> SplittingState:
         n, d = self.federation.n_users, self.federation.dim
-        return SplittingState(
-            **self.fresh, now=models, s=models, asked_x=models, asked_t=np.ones(n), w=models,
-                              values=np.zeros(n),
-            curvature=np.full(n, np.nan), duals=np.zeros((self.federation.graph.n_edges, d)),
-                              t=self.settings.t or 1.0,
-            sigma=0.0, changes=0, next_review=0.0, error=np.inf)
+        return SplittingState(**self.fresh, now=models, s=models, asked_x=models, w=models,
+                              asked_t=np.ones(n), values=np.zeros(n), curvature=np.full(n, np.nan),
+                              duals=np.zeros((self.federation.graph.n_edges, d)),
+                              t=self.settings.t or 1.0, sigma=0.0, changes=0, next_review=0.0,
+                              error=np.inf)
 
     def warm(self, state: SplittingState) -> SplittingState:
         return replace(state, **self.fresh | {"aside": state.aside}, next_review=0.0, changes=0)
@@ -144,9 +143,8 @@ class SplittingMethod(Method):
         return state.error
 
     def _ask(self, state: SplittingState, users: Ints) -> Batch:
-        return Batch(self.kind, state.round, users,
-                     {"centre": 2 * state.now[users] - state.s[users],
-                                                     "t": np.full(len(users), state.t)})
+        return Batch(self.kind, state.round, users, {
+            "centre": 2 * state.now[users] - state.s[users], "t": np.full(len(users), state.t)})
 
     def _asked(self, state: SplittingState, users: Ints) -> SplittingState:
         return replace(state, asked_x=put(state.asked_x, users, state.now[users]),

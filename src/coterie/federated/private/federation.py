@@ -44,7 +44,6 @@ from coterie.federated.settings import Deployment
 from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, make_loss
-from coterie.losses import Personal
 from coterie.problem.solution import Status
 
 PrivateTask = Literal["regression", "classification"]
@@ -291,7 +290,7 @@ def _send_home(session: Session, fitted: Fit, known: Effective, units: Units,
     shapes, dispersion = [_AROUND * np.eye(dim), intercept], 1.0
     if units.task == "regression":
         dispersion = known.plain_noise / fitted.units.spread**2
-    if isinstance(fitted.solution.problem.loss, Personal):
+    if fitted.solution.problem.loss.covariance is not None:
         covariance = np.asarray(fitted.solution.problem.loss.covariance)
         shapes.append(covariance / max(float(np.trace(covariance)), 1e-300) * dim * _AROUND)
     asked = Batch("home", session.turn, np.arange(len(session.names)),

@@ -20,7 +20,7 @@ from coterie.base.types import Array, Ints
 from coterie.data.scaling import Standardizer
 from coterie.federated.private.effective import Effective, with_means
 from coterie.fitting.fit import fit, fit_source
-from coterie.fitting.judge import Choice
+from coterie.fitting.judge import Chosen
 from coterie.fitting.kinds import Comparison, choose
 from coterie.fitting.result import Fit
 from coterie.fitting.settings import Settings
@@ -52,13 +52,13 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
     if known.users.n_users < 2:
         return fit(known.users, settings, progress=progress)
 
-    def judge(source: FitSource, settings: Settings, work: Work) -> list[Choice]:
+    def judge(source: FitSource, settings: Settings, work: Work) -> list[Chosen]:
         inner = source.parts[0]
         labels, sentence = search_groups(known, inner, source.loss, settings)
         summaries = Summaries.exact(inner, source.loss)
         compared = choose(summaries, labels, settings)
         compared = replace(compared, chosen=_prefer_groups(compared))
-        return [Choice(labels, sentence, compared.sharing, compared.means, compared.errors,
+        return [Chosen(labels, sentence, compared.sharing, compared.means, compared.errors,
                        summaries)]
 
     with warnings.catch_warnings(action="ignore", category=CoterieWarning):

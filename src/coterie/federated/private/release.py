@@ -55,7 +55,7 @@ from coterie.data.users import Users
 from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.protocol.messages import Batch, Fields, Message, square
 from coterie.groups.dispersion import without_ridge
-from coterie.losses import Loss, Personal, Samples, Squared
+from coterie.losses import Loss, Personal, Samples
 
 RANGES, CENTRES, SUMMARY = 0, 1, 2
 # Shares of the intercept, of the target and of its square in a row's part.
@@ -279,7 +279,7 @@ def finish(loss: Loss, users: Users, centres: Array, covariances: Array,
     dispersion : s at most, the noise of a target; 1 for classes.
     """
     plain = without_ridge(loss)
-    numbers, samples = isinstance(plain, Squared), plain.prepare(users)
+    numbers, samples = plain.gaussian, plain.prepare(users)
     best, most = centres.copy(), np.full(users.n_users, -np.inf)
     at_centres = plain.values(samples, centres)
     for noise in [dispersion * share for share in _NOISES] if numbers else [dispersion]:

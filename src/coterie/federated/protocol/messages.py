@@ -257,7 +257,7 @@ SCHEMAS: dict[str, Schema] = {
     "evidence": Schema({"covariance": "=m", "step": "=m", "rank": "=1", "centre": "m"}, {
         "evidence": "m", "gradient": "m"}),
     "around": Schema({"covariance": "=m", "centre": "m"}, {
-        "values": "m", "gradient": "m", "model": "m"}),
+        "values": "m", "gradient": "m"}),
     "join": Schema({"models": "=*d", "covariance": "=*h", "noise": "=1"}, {"who": "1",
                                                                            "model": "*d"}),
     # A noisy release, and what a user needs to finish its model at home; it answers only that it

@@ -59,9 +59,8 @@ class PoisonedRuntime(LocalRuntime):
                                                         self.slope, 0.0)
             queries = replace(queries, arrays={**queries.arrays, "slope": slopes})
         replies = [pair for batch in super().exchange(queries).batches for pair in batch.items()]
-        return Replies(singles=tuple(
-            (user, self._lie(queries[user].arrays, reply) if user == self.liar else reply)
-            for user, reply in replies))
+        return Replies(singles=tuple((user, self._lie(queries[user].arrays, reply)
+                                      if user == self.liar else reply) for user, reply in replies))
 
     def _lie(self, query: Mapping[str, Any], reply: Message) -> Message:
         arrays, at = dict(reply.arrays), query["model"]

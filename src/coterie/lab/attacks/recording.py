@@ -117,16 +117,18 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
     counts : (n_users,) their numbers of rows.
     part : of the rows.
     """
-    gathered, n_parts = [Evidence(int(count)) for count in counts], 1
+    gathered = [Evidence(int(count)) for count in counts]
+    rows = [np.array([count], dtype=float) for count in counts]  # by part
     for queries, replies in exchanges:
-        if replies.kind == "facts":
-            n_parts = replies.arrays["count"].shape[1]
         for user, reply in replies.items():
+            if replies.kind == "facts":
+                rows[user] = reply.arrays["count"]
             if replies.kind in ("facts", "moments"):
                 gathered[user].sums += _read_sums(reply.arrays, replies.kind == "moments")
                 continue
             query = queries[user].arrays
-            for of, point, gradient, hessian in _read(replies.kind, query, reply.arrays, n_parts):
+            for of, point, gradient, hessian in _read(replies.kind, query, reply.arrays,
+                                                      rows[user]):
                 if of == part:
                     ridge = loss.ridge * loss.shrunk(len(point)) * (replies.kind != "summary")
                     gathered[user].add(point, gradient - ridge * point,
@@ -134,8 +136,8 @@ def evidence_of(exchanges: Iterable[Exchange], loss: AffineLoss, counts: Ints,
     return gathered
 
 
-def _read(kind: str, query: Fields, reply: Fields, n_parts: int) -> Iterator[Seen]:
-    """What a reply says of the loss of its user, whose rows have so many parts."""
+def _read(kind: str, query: Fields, reply: Fields, rows: Array) -> Iterator[Seen]:
+    """What a reply says of the loss of its user, who has so many rows in each part."""
     if kind == "expand":
         yield 0, *_read_expansion(query, reply)
     elif kind == "gradient":
@@ -152,12 +154,13 @@ def _read(kind: str, query: Fields, reply: Fields, n_parts: int) -> Iterator[See
     elif kind == "summary":  # of the rows that are not held out first, and without a ridge
         hessians = square(reply["hessian"], reply["model"].shape[-1])
         for k, (model, gradient) in enumerate(zip(reply["model"], reply["gradient"], strict=True)):
-            yield n_parts - 1 - k, model, gradient, hessians[k]
+            yield len(rows) - 1 - k, model, gradient, hessians[k]
     elif kind == "around":
-        for part, (models, gradients) in enumerate(zip(reply["model"], reply["gradient"],
-                                                       strict=True)):
-            for model, gradient in zip(models, gradients, strict=True):
-                yield part, model, gradient, None
+        covariances = square(query["covariance"], reply["gradient"].shape[-1])
+        for part, (centres, gradients) in enumerate(zip(query["centre"], reply["gradient"],
+                                                        strict=True)):
+            for centre, gradient, T in zip(centres, gradients, covariances[part], strict=True):
+                yield part, centre - rows[part] * (T @ gradient), gradient, None
 
 
 def _read_expansion(query: Fields, reply: Fields) -> tuple[Array, Array, Array]:

@@ -96,8 +96,7 @@ def release_bound(data: Drawn, plan: Plan, draws: int = _DRAWS) -> EpsilonBound:
 def _noisy(questions: list[ReleaseQuestion], exact: list[Array], rng: np.random.Generator) -> Array:
     """(n_users, length) what leaves, every release divided by the standard deviation of its noise.
     """
-    draw: Any = rng.standard_normal
-    return np.concatenate([question.noisy(sums, draw) / question.tau
+    return np.concatenate([question.noisy(sums, rng) / question.tau
                            for question, sums in zip(questions, exact, strict=True)], axis=1)
 
 

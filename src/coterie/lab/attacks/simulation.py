@@ -21,10 +21,9 @@ from coterie.federated.run import in_process, run_federation
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.settings import Deployment, FederationSettings
 from coterie.fitting.settings import Settings
-from coterie.fitting.units import FITTING
 from coterie.lab.attacks.inference import LabelledRows
 from coterie.lab.attacks.recording import Evidence, Exchange, Recorder, evidence_of
-from coterie.losses import LOSSES, LinearLoss, Logistic, Squared
+from coterie.losses import LOSSES, LinearLoss, Logistic, Squared, name_of
 
 # Points of a server that asks at points of its choice, and how far from zero they reach.
 _CHOSEN, _FAR = 12, 4.0
@@ -175,8 +174,7 @@ def simulate_active(data: Drawn, plan: Plan) -> Trace:
 def simulate_fit(data: Drawn, plan: Plan) -> Trace:
     """A fit in which everything is chosen: by moments with squared losses, by asking with others.
     """
-    name = next(name for name, kind in LOSSES.items() if isinstance(plan.loss, kind))
-    task = next(task for task, fitting in FITTING.items() if name in fitting)
+    name, task = name_of(plan.loss), plan.loss.task or "regression"
     settings = Settings(task=task, loss=name, ridge=plan.loss.ridge, holdout=plan.held_out,
                         seed=plan.seed)
     recorder = Recorder(LocalNodes([data.members], plan.held_out, plan.seed))
@@ -200,9 +198,9 @@ def simulate_fit(data: Drawn, plan: Plan) -> Trace:
 
 #: What can be attacked: algorithms at a given lam, a fit that chooses everything, the round that
 #: makes weights, and users who answer a server that asks at points of its choice.
-SIMULATIONS: dict[str, Simulation] = {
-    **{name: simulate_algorithm(name) for name in ALGORITHMS}, "fit": simulate_fit,
-    "weights": simulate_weights, "active": simulate_active}
+SIMULATIONS: dict[str, Simulation] = {**{name: simulate_algorithm(name) for name in ALGORITHMS},
+                                      "fit": simulate_fit, "weights": simulate_weights,
+                                      "active": simulate_active}
 
 
 def loss_for(users: Users, name: LinearLoss | str = "auto", ridge: float = 1e-3) -> LinearLoss:

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import product
-from typing import Any, ClassVar, Self, TypeGuard, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.errors import InvalidInput
 from coterie.base.labels import check_labels, labels_of
 from coterie.base.types import Array, Indices, Ints
 from coterie.data.users import Participants, Users
-from coterie.losses import AffineLoss, Evaluation, Loss, Samples
+from coterie.groups.dispersion import without_ridge
+from coterie.losses import Evaluation, Loss, Samples
 from coterie.losses.derived import Grouped
 
 #: Largest number of settings that `tune` tries, the same for every method.
@@ -274,23 +275,14 @@ def prepare(loss: Loss, users: Users, dim: int) -> Samples:
     return loss.prepare(users)
 
 
-def predicts(loss: Loss) -> TypeGuard[AffineLoss]:
-    """Whether models predict targets and have a ridge; otherwise they are points."""
-    return isinstance(loss, AffineLoss)
-
-
 def add_ridge(loss: Loss, ridge: float) -> Loss:
     """The loss with its ridge increased."""
-    if ridge == 0:
-        return loss
-    if not predicts(loss):
-        raise Incompatible(f"{type(loss).__name__} has no ridge. Set ridge to 0.")
-    return replace(loss, ridge=loss.ridge + ridge)
+    return loss if ridge == 0 else loss.with_ridge(loss.ridge + ridge)
 
 
 def ridges(users: Users, loss: Loss) -> Sequence[float]:
     """The additional ridges to try: only 0 if models are points, which a ridge would shift."""
-    return (0.0, *np.geomspace(1e-4, 1.0, BUDGET - 1).tolist()) if predicts(loss) else (0.0,)
+    return (0.0, *np.geomspace(1e-4, 1.0, BUDGET - 1).tolist()) if loss.affine else (0.0,)
 
 
 def _sort_key(name: Any) -> tuple[str, Any]:
@@ -357,7 +349,7 @@ def choose(grid: Sequence[B], train: Users, validation: Users, loss: Loss, seed:
     if not present.size:
         raise InvalidInput("there are no validation samples",
                            remedy="Split with validation=0.2, for example")
-    bare = replace(loss, ridge=0.0) if predicts(loss) else loss
+    bare = without_ridge(loss)
     held = prepare(bare, validation.take(present), loss.dim(train))
     memo: dict[Any, Any] = {}
 

@@ -216,9 +216,9 @@ def _classifier(X: Any, y: Array, seed: int) -> Any:
         if counts.min() < 2:
             return LogisticRegression(C=1.0, max_iter=300).fit(X, y)
         folds = StratifiedKFold(min(_FOLDS, int(counts.min())), shuffle=True, random_state=seed)
-        return LogisticRegressionCV(
-            Cs=INVERSE_PENALTIES, cv=folds, scoring="neg_log_loss", max_iter=300, l1_ratios=(0.0,),
-            use_legacy_attributes=False).fit(X, y)
+        return LogisticRegressionCV(Cs=INVERSE_PENALTIES, cv=folds,
+                                    scoring="neg_log_loss", max_iter=300, l1_ratios=(0.0,),
+                                    use_legacy_attributes=False).fit(X, y)
 
 
 def _log_probabilities(model: Any, X: Any, n_classes: int) -> Array:
@@ -343,10 +343,10 @@ class BoostedTrees(Central):
 
         kind = "multiclass" if n_classes > 2 else "binary" if n_classes == 2 else "regression"
         metric = {"multiclass": "multi_logloss", "binary": "binary_logloss", "regression": "l2"}
-        fixed: dict[str, Any] = {
-            "learning_rate": _RATE, "min_data_per_group": 1, "cat_smooth": 1.0, "seed": seed,
-            "deterministic": True, "force_row_wise": True, "verbosity": -1, "objective": kind,
-            "metric": metric[kind], "num_class": n_classes if kind == "multiclass" else 1}
+        fixed: dict[str, Any] = {"learning_rate": _RATE, "min_data_per_group": 1, "cat_smooth": 1.0,
+                                 "seed": seed, "deterministic": True, "force_row_wise": True,
+                                 "verbosity": -1, "objective": kind, "metric": metric[kind],
+                                 "num_class": n_classes if kind == "multiclass" else 1}
         tried: list[tuple[float, dict[str, Any], int]] = []
         for leaves, smallest in _LEAVES:
             settings = fixed | {"num_leaves": leaves, "min_data_in_leaf": smallest}

@@ -15,7 +15,6 @@ from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.convex.consensus import lam_max
 from coterie.data.scaling import Standardizer
 from coterie.data.users import Users
-from coterie.lab.baselines import base
 from coterie.lab.baselines.averaging import curvature, descend, unchanged
 from coterie.lab.baselines.base import BUDGET, Baseline, BaselineRun, Choices, Outcome
 from coterie.losses import Loss, Samples, SquaredDistance
@@ -422,7 +421,7 @@ class Comet(Baseline):
 
 def gram_matrices(loss: Loss, samples: Samples) -> Array:
     """(n_users, dim, dim) mean_j a_ij a_ij', repeated for each output."""
-    if not base.predicts(loss):
+    if not loss.affine:
         raise Incompatible(f"Models of {type(loss).__name__} do not predict targets. Use a loss "
                            "with targets.")
     grams = np.empty((samples.n_users, samples.dim, samples.dim))

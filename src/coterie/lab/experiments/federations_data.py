@@ -73,12 +73,12 @@ class Benchmark:
     @property
     def task(self) -> Task:
         """What the targets are."""
-        return "regression" if isinstance(self.loss, Squared) else "classification"
+        return "regression" if self.loss.task == "regression" else "classification"
 
     @property
     def n_classes(self) -> int:
         """Number of classes; 0 for a regression."""
-        if isinstance(self.loss, Multinomial):
+        if self.loss.multiclass:
             return self.loss.n_classes or 0
         return 2 if self.task == "classification" else 0
 

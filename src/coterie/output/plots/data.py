@@ -18,9 +18,9 @@ from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.fitting.kinds import Count, group_centres
 from coterie.fitting.result import Fit, SentModels
-from coterie.fitting.units import FITTING, Units
-from coterie.losses import LOSSES, AffineLoss, Loss, Multinomial, Personal
-from coterie.losses.derived import Quadratic, Remote
+from coterie.fitting.units import Units
+from coterie.losses import Loss
+from coterie.losses.derived import Quadratic
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
 
@@ -142,16 +142,14 @@ class View:
         loss = self.problem.loss
         if isinstance(loss, Quadratic) and self.units is not None:
             return self.units.loss
-        return (loss.loss if isinstance(loss, Remote) else loss).own_loss
+        return loss.own_loss
 
     @property
     def task(self) -> Task:
         """The task of the fit, or else the first task that the loss fits."""
         if self.units is not None:
             return self.units.task
-        fitting = (task for task, names in FITTING.items()
-                   if any(isinstance(self.loss, LOSSES[n]) for n in names))
-        return next(fitting, "regression")
+        return self.loss.task or "regression"
 
     @cached_property
     def models(self) -> Array:
@@ -159,9 +157,9 @@ class View:
         if self.known is not None:
             return self.known
         problem, points = self.problem, self.path.solutions
-        models = np.stack([s.models for s in points] if not self.refitted else [
-            problem.loss.own_models(problem.samples, self.centres(k)[s.labels])
-            for k, s in enumerate(points)])
+        models = np.stack([s.models for s in points] if not self.refitted
+                          else [problem.loss.own_models(problem.samples, self.centres(k)[s.labels])
+                                for k, s in enumerate(points)])
         if self.sent is not None:
             models[self.index] = self.sent.models
         return models
@@ -177,7 +175,7 @@ class View:
         if self.sent is not None and shown:
             return self.sent.centres
         firsts = self.path[index].models[np.unique(labels, return_index=True)[1]]
-        if not self.refitted or (not shown and isinstance(problem.loss, Personal)):
+        if not self.refitted or (not shown and problem.loss.personal):
             return firsts
         key = labels.tobytes()
         if key not in self._centres:
@@ -200,7 +198,7 @@ class View:
         """
         if self.units is None:
             return self.problem.coefficient_names, None
-        k = self.units.n_classes if isinstance(self.units.loss, Multinomial) else 0
+        k = self.units.n_classes if self.units.loss.multiclass else 0
         if classes is not None and k and len(classes) != k:
             raise InvalidInput(f"expected names of {k} classes, got {len(classes)}",
                                remedy="Name all, in order")
@@ -219,13 +217,12 @@ class View:
         """
         units, users = self.units, self.problem.users
         features = users.feature_names if units is None else units.feature_names
-        if (self.task != "classification" or isinstance(self.loss, Multinomial)
+        if (self.task != "classification" or self.loss.multiclass
             or len(features) != 2 or not isinstance(users, Users) or users.targets is None):
             return None
         flat = self.models.reshape(-1, self.models.shape[2])
         if units is not None:
             return self.coefficients(flat).reshape(*self.models.shape[:2], 3)
-        assert isinstance(self.loss, AffineLoss)
         return self.models * [1.0, 1.0, self.loss.intercept_sign] if self.loss.intercept else None
 
 

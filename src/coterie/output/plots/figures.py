@@ -378,9 +378,9 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
     Incompatible
         If the models are not linear classifiers of two features with an intercept.
     """
-    users = solution.problem.users.data
-    sign = getattr(solution.problem.loss, "intercept_sign", None)
-    if (users.n_features != 2 or solution.models.shape[1] != 3 or sign is None
+    users, loss = solution.problem.users.data, solution.problem.loss
+    sign = loss.intercept_sign
+    if (users.n_features != 2 or solution.models.shape[1] != 3 or not loss.intercept
         or users.targets is None):
         raise Incompatible("Separators can be drawn for linear classifiers of two features with an "
                            f"intercept; these models have {solution.models.shape[1]} coordinates.")

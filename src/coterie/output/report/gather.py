@@ -205,8 +205,8 @@ def _map(view: View, samples: bool = True) -> dict[str, Any]:
         points = np.concatenate([points, np.zeros_like(points)], axis=2)
     return {"kind": "line" if dim == 1 else "projection", "xlabel": names[0],
             "ylabel": names[1] if dim == 2 else "", "points": json_ready(points), "samples": None,
-            "note": "Every model is a point: its coefficients are its coordinates." if dim == 2
-                    else ""}
+            "note": "Every model is a point: its coefficients are its "
+                    "coordinates." if dim == 2 else ""}
 
 
 def _coefficients(full: View, view: View, keep: Ints,
@@ -313,9 +313,8 @@ def _federated(source: Any, account: Account, keep: Ints) -> dict[str, Any]:
     and received.
     """
     names = ("gap", "n_clusters", "stage", "asked", "answered", "bytes_up", "bytes_down")
-    rounds = [{"round": int(line.iteration),
-               **{name: json_ready(getattr(line, name)) for name in names}}
-              for line in account.history]
+    rounds = [{"round": int(line.iteration), **{name: json_ready(getattr(line, name))
+                                                for name in names}} for line in account.history]
     ledger, aside, solved = account.ledger, account.aside, isinstance(source, Solution)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3])
     reasons += "; ..." * (len(aside) > 3)

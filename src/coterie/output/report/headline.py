@@ -13,7 +13,7 @@ from coterie.convex.path import Path
 from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores, mean_and_error
 from coterie.fitting.stability import STABLE
-from coterie.losses import LOSSES, Loss
+from coterie.losses import Loss, name_of
 from coterie.problem.solution import Solution
 
 KIND_NAMES = {"one model": "one model for all", "groups": "one model per group",
@@ -200,9 +200,7 @@ def _describe_federation(source: Path | Solution, task: str) -> str | None:
 
 def loss_words(loss: Loss) -> str:
     """The name of a loss in words; for a loss of the caller's own, that of its class."""
-    own = loss.own_loss
-    return next((name.replace("_", " ") for name, kind in LOSSES.items() if isinstance(own, kind)),
-                type(own).__name__)
+    return (name_of(loss.own_loss) or type(loss.own_loss).__name__).replace("_", " ")
 
 
 def settings_sentence(source: Fit | Path | Solution, settings: Mapping[str, Any]) -> str:
@@ -219,7 +217,7 @@ def settings_sentence(source: Fit | Path | Solution, settings: Mapping[str, Any]
     if not isinstance(s.lam, str):
         parts.append(f"penalty strength {s.lam:g} as given")
     elif s.lam == "score" or s.weights != "auto":
-        by = "silhouette" if s.task == "clustering" else "held-out rows"
+        by = "persistence of clusters" if s.task == "clustering" else "held-out rows"
         parts.append(f"penalty strength chosen by {by}")
     else:
         parts.append("groups and penalty strength chosen automatically")

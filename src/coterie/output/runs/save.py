@@ -47,8 +47,6 @@ from coterie.fitting.result import Fit, TableSource
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
-from coterie.losses import Personal, Squared
-from coterie.losses.derived import Remote, Weighted
 from coterie.output import report
 from coterie.problem.account import Account
 from coterie.problem.problem import Problem
@@ -264,14 +262,11 @@ def _loss_parts(problem: Problem) -> dict[str, Any]:
     its rows), and the median over users of the variance of their noise (None: 1 for all).
     """
     parts: dict[str, Any] = dict.fromkeys(("unit", "covariance", "scale", "noise"))
-    loss = problem.loss.loss if isinstance(problem.loss, Remote) else problem.loss
-    inner = loss.loss if isinstance(loss, Personal) else loss
-    if isinstance(inner, Weighted):
-        parts["unit"] = inner.unit
-    if isinstance(loss, Personal):
-        parts["covariance"] = None if loss.covariance is None else np.asarray(loss.covariance)
-    if isinstance(loss, Personal) and isinstance(loss.scale, np.ndarray):
-        sizes, scale = problem.users.data.sizes, loss.scale
+    loss, parts["unit"] = problem.loss.stated, problem.loss.rows_per_user
+    if loss.covariance is not None:
+        parts["covariance"] = np.asarray(loss.covariance)
+    if loss.scales is not None:
+        sizes, scale = problem.users.data.sizes, loss.scales
         # What every row counts is in the scale.
         noises = scale * sizes if parts["unit"] is None else scale * np.asarray(parts["unit"])
         parts |= {"scale": scale, "noise": float(np.median(noises))}
@@ -438,7 +433,6 @@ def write_released(problem: Problem, folder: Path) -> None:
     """Write the released statistics of a solved problem."""
     users, loss = problem.users.data, problem.loss.own_loss
     assert isinstance(users, Condensed)
-    assert isinstance(loss, Squared)
     write_atomically(folder / RELEASED,
                      pack({"features": users.features, "targets": users.targets,
                            "offsets": users.offsets, "sizes": users.sizes, "ridge": loss.ridge}))
