@@ -485,13 +485,16 @@ class _Judged:
         """(n_judged,) by how much the average is better than the first option, for each user with
         the weights that the others give: the weights themselves are not judged by their own rows.
         """
+        # Neighbours in the order of their loss are judged in different turns.
         users = np.unique(self.owner)
+        users = users[np.argsort(self.by_user(self.told[:, 0]), kind="stable")]
         n, gains = min(_TURNS, len(users)), np.empty(len(users))
         for turn in range(n):
             mine = np.isin(self.owner, users[turn::n])
             weights = self._take(~mine).weights()
             part = self._take(mine)
-            gains[turn::n] = part.by_user(part.told[:, 0]) - part.by_user(part.told @ weights)
+            gains[np.isin(np.unique(self.owner), users[turn::n])] = part.by_user(
+                part.told[:, 0]) - part.by_user(part.told @ weights)
         return gains
 
     def _take(self, rows: Flags) -> _Judged:

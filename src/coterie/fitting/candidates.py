@@ -86,18 +86,23 @@ class Limits(NamedTuple):
 def folds_of(users: Users, task: Task, seed: int) -> Ints:
     """(n_rows,) the fold of each row: of each user's rows, and of its classes, as many in each. The
     only row of a user is never left out: -1.
+
+    Neither the names of users nor their order matter.
     """
-    rng = np.random.default_rng([seed, 5])
-    chance = rng.random(users.n_samples)
-    strata = np.zeros(users.n_samples)
-    if task == "classification" and users.targets is not None:
-        strata = users.targets
+    counts, offsets, y = users.counts, users.offsets[:-1], users.targets
+    assert y is not None
+    row = np.arange(users.n_samples) - offsets[users.owner]
+    chance = np.random.default_rng([seed, 5]).random(int(counts.max()))[row]
+    strata = y if task == "classification" else np.zeros(len(y))
     order = np.lexsort((chance, strata, users.owner))
+    # Users start with different folds, in the order of the sums of their targets and features.
+    sums = np.stack([np.bincount(users.owner, column, users.n_users)
+                     for column in (*users.features.T, y)])
+    first = np.empty(users.n_users, dtype=np.int64)
+    first[np.lexsort(sums)] = np.arange(users.n_users)
     fold = np.empty(users.n_samples, dtype=np.int64)
-    first = rng.integers(0, N_FOLDS, users.n_users)
-    position = np.arange(users.n_samples) - users.offsets[:-1][users.owner[order]]
-    fold[order] = (position + first[users.owner[order]]) % N_FOLDS
-    fold[users.counts[users.owner] < 2] = -1
+    fold[order] = (row + first[users.owner]) % N_FOLDS
+    fold[counts[users.owner] < 2] = -1
     return fold
 
 
