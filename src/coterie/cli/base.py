@@ -208,6 +208,14 @@ Tol = Annotated[float, Opt(help="Certified relative gap to reach.")]
 Holdout = Annotated[float, Opt(help="Share of every user's rows held out for validation; 0: none.")]
 Standardize = Annotated[bool, Opt(help="Whether features are standardised.")]
 Seed = Annotated[int, Opt(help="Seed of the held-out rows.", min=0)]
+Averaging = Annotated[str, Opt(help="auto: average several kinds of models where that predicts "
+                                    "clearly better than one; off: the one kind chosen.")]
+Curves = Annotated[str, Opt(help="Of an average; auto: also curves of columns and users' own "
+                                 "means of columns; off: straight columns.")]
+ScaleName = Annotated[str, Opt(help="Of an average; auto: also logarithms of positive targets and "
+                                    "columns; level: none; log: these only.")]
+Interval = Annotated[float, Opt(help="Also write `low` and `high`, between which this share of "
+                                     "targets is expected, such as 0.9; 0: none.", min=0)]
 Out = Annotated[Path, Opt(help="Folder for the results; created if needed.")]
 Resume = Annotated[bool, Opt("--resume", help="Continue an interrupted run in the folder.")]
 Overwrite = Annotated[bool, Opt("--overwrite", help="Replace a finished run in the folder.")]

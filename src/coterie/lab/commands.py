@@ -6,7 +6,9 @@ import json
 import shlex
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +18,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from coterie.base.errors import Interrupted, InvalidInput
+from coterie.base.errors import CoterieError, Interrupted, InvalidInput
 from coterie.base.storage import write_atomically
 from coterie.cli import base as options
 from coterie.cli.base import Arg, Opt, console, grid, say
@@ -28,6 +30,8 @@ from coterie.lab.attacks import auditing
 from coterie.lab.attacks.simulation import loss_for
 from coterie.lab.experiments import federations as lab
 from coterie.lab.experiments import paper, paper_figures
+from coterie.lab.experiments import public_tables as public
+from coterie.lab.experiments import tables as score
 from coterie.lab.experiments.federations_data import BUNDLED, FILES, Benchmark, federations
 from coterie.lab.experiments.paper_claims import Verdict, claims
 from coterie.output.runs.load import read
@@ -317,6 +321,68 @@ def _compare(rows: list[lab.Row]) -> Table:
         table.add_row(*(texts[name] for name in shown),
                       style="bold" if row.method == "coterie" else "")
     return table
+
+
+_Names = Annotated[str, Opt(help="Tables, separated by commas. Default: all that can be loaded.")]
+_Half = Annotated[str, Opt(help="tuning: tables for choosing constants; fresh: those that are only "
+                                "scored; all.")]
+_Contenders = Annotated[str, Opt(help="Methods, separated by commas, or none, to compare files "
+                                      "only. Default: all that are installed.")]
+_Draws = Annotated[int, Opt(help="Number of splits, with seeds 0, 1, ...", min=1)]
+_Limit = Annotated[float, Opt(help="Seconds for one method on one split.", min=1.0)]
+_Other = Annotated[Path | None, Opt(help="Folder src of another version of coterie, which is run "
+                                         "instead of this one.", exists=True, file_okay=False)]
+_Scores = Annotated[Path | None, Opt(help="CSV file to which all scores are added.")]
+_Known = Annotated[list[Path] | None, Opt(help="CSV file with scores of other methods; "
+                                               "may be repeated.", exists=True)]
+_Against = Annotated[Path | None, Opt(help="CSV file with scores of another version of coterie.",
+                                      exists=True)]
+_Single = Annotated[int, Opt(help="Threads of each method.", min=1, callback=options.limit_threads)]
+
+
+@bench.command("tables")
+def run_tables(tables: _Names = "", half: _Half = "all", methods: _Contenders = "",
+               seeds: _Draws = 2, limit: _Limit = 60.0, out: _Scores = None, known: _Known = None,
+               against: _Against = None, source: _Other = None, threads: _Single = 1,
+               quiet: options.Quiet = False) -> None:
+    """Score coterie and other software on public tables with a user column: half of each user's
+    rows for training, the mean over users of the RMSE or the log loss on the other half.
+
+    Example: coterie bench tables --half fresh --out new.csv --known others.csv --against old.csv
+    """
+    if half not in ("tuning", "fresh", "all"):
+        raise InvalidInput(f"unknown half {half!r}", remedy="Choose from: tuning, fresh, all")
+    names = _known_names("table", split_names(tables), {
+        name: public.missing(table.package) for name, table in public.TABLES.items()
+        if half in ("all", public.half(name))})
+    wanted = [] if methods == "none" else _known_names("method", split_names(methods), {
+        name: kind.missing() if kind else None for name, kind in score.METHODS.items()})
+    found: list[score.Score] = []
+    jobs = list(product(names, range(seeds), wanted))
+    with console.status("Scoring ...") as status, nullcontext() if out is None else out.open(
+            "a", newline="", encoding="utf-8") as file:
+        for done, (name, seed, method) in enumerate(jobs):
+            status.update(f"{done} of {len(jobs)}: {name}, seed {seed}, {method}")
+            found.append(score.run_one(name, method, seed, limit, source))
+            if file is not None:
+                score.write_scores(file, found[-1:])
+    for path in known or ():
+        found += [one for one in score.read_scores(path) if one.table in names and one.seed < seeds]
+    before = score.read_scores(against) if against is not None else []
+    say("\n".join(score.describe(score.compare(found, before), found)))
+
+
+def _known_names(what: str, chosen: tuple[str, ...], reasons: dict[str, CoterieError | None],
+                 ) -> list[str]:
+    """Those chosen, or all, that are installed; the others are named with the reason."""
+    for name in chosen:
+        if name not in reasons:
+            raise InvalidInput(f"unknown {what} {name!r}",
+                               remedy=f"Choose from: {', '.join(reasons)}")
+    names = [name for name in reasons if not chosen or name in chosen]
+    for text in dict.fromkeys(str(reasons[name]) for name in names if reasons[name] is not None):
+        say(f"Left out: {text}")
+    return [name for name in names if reasons[name] is None]
 
 
 # The paper

@@ -8,6 +8,7 @@
 a column that names the user, such as mixed models.
 """
 
+from coterie.lab.baselines.anchors import GPBoost, Lme4, Lme4Slopes, Mgcv, MgcvSlopes, PyGAM
 from coterie.lab.baselines.averaging import FedAvgBaseline, FineTuning, PerFedAvg
 from coterie.lab.baselines.base import BUDGET, Baseline, Fitted, tune
 from coterie.lab.baselines.central import (
@@ -17,6 +18,8 @@ from coterie.lab.baselines.central import (
     MixedIntercept,
     MixedSlopes,
     OneHotRidge,
+    OneRidge,
+    PlainTrees,
     RidgePerUser,
 )
 from coterie.lab.baselines.clusters import CFL, IFCA, ODCL, Comet, HypCluster, KMeans, ODCLKMeans
@@ -36,9 +39,18 @@ BASELINES: dict[str, type[Baseline]] = {method.name: method for method in (
 #: All methods for one table by the name used in tables.
 CENTRAL: dict[str, type[Central]] = {method.name: method for method in (
     RidgePerUser, OneHotRidge, MixedIntercept, MixedSlopes, BoostedTrees)}
+#: Methods of `coterie bench tables`: one-liners, all that the extra `bench` has, and others.
+ONE_LINERS: dict[str, type[Central]] = {method.name: method for method in (
+    RidgePerUser, OneHotRidge, OneRidge)}
+COMPARATORS: dict[str, type[Central]] = ONE_LINERS | {method.name: method for method in (
+    MixedSlopes, BoostedTrees, PlainTrees)}
+ANCHORS: dict[str, type[Central]] = {method.name: method for method in (
+    GPBoost, PyGAM, Lme4, Lme4Slopes, Mgcv, MgcvSlopes)}
 
-__all__ = ["BASELINES", "BUDGET", "CENTRAL", "CFL", "IFCA", "ODCL", "Baseline", "BoostedTrees",
-           "Central", "CentralFit", "Comet", "Ditto", "FedAvgBaseline", "FineTuning", "Fitted",
-           "Global", "HypCluster", "KMeans", "Local", "MixedIntercept", "MixedSlopes", "Mocha",
-           "ODCLKMeans", "OneHotRidge", "Oracle", "PerFedAvg", "RidgePerUser",
+__all__ = ["ANCHORS", "BASELINES", "BUDGET", "CENTRAL", "CFL", "COMPARATORS", "IFCA", "ODCL",
+           "ONE_LINERS", "Baseline", "BoostedTrees", "Central", "CentralFit", "Comet", "Ditto",
+           "FedAvgBaseline", "FineTuning", "Fitted", "GPBoost", "Global", "HypCluster", "KMeans",
+           "Lme4", "Lme4Slopes", "Local", "Mgcv", "MgcvSlopes", "MixedIntercept", "MixedSlopes",
+           "Mocha", "ODCLKMeans", "OneHotRidge", "OneRidge", "Oracle", "PerFedAvg", "PlainTrees",
+           "PyGAM", "RidgePerUser",
            "SquaredPenaltyBaseline", "tune"]

