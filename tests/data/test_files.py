@@ -234,3 +234,71 @@ def test_a_row_is_located_once():
         raise InvalidInput("Wrong", where=ROW, row=3)
     with pytest.raises(InvalidInput, match=r"^Wrong \(row 3\)\.$"), located(None):
         raise InvalidInput("Wrong", where=ROW, row=3)
+
+
+# ---- files that are traps
+
+
+def bomb(kind, n):
+    import bz2
+    import gzip
+    import lzma
+
+    import zstandard
+
+    text = b"who,x,y\n" + b"u1,1.5,2.0\n" * n
+    return {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress,
+            "zst": zstandard.ZstdCompressor().compress}[kind](text)
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
+def test_a_packed_file_that_unpacks_to_too_much_is_refused_on_the_way(tmp_path, monkeypatch, kind):
+    from coterie.data import files
+
+    file = tmp_path / f"t.csv.{kind}"
+    file.write_bytes(bomb(kind, 200_000))
+    assert len(read_table(file)) == 200_000
+    monkeypatch.setattr(files, "_SMALL", 1000)
+    monkeypatch.setattr(files, "_RATIO", 20)
+    with pytest.raises(InvalidInput, match=r"packed bytes are more than .* MiB unpacked"):
+        read_table(file)
+    file.write_bytes(bomb(kind, 200_000)[:-30])
+    monkeypatch.setattr(files, "_RATIO", 10**6)
+    with pytest.raises(InvalidInput, match="damaged or cut short"):
+        read_table(file)
+
+
+def test_a_workbook_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    from coterie.data import files
+
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["who", "x"], *[["a", 1]] * 50):
+        book.active.append(row)
+    book.save(tmp_path / "t.xlsx")
+    assert len(read_table(tmp_path / "t.xlsx"))
+    monkeypatch.setattr(files, "_SMALL", 100)
+    monkeypatch.setattr(files, "_RATIO", 1)
+    with pytest.raises(InvalidInput, match="MiB unpacked"):
+        read_table(tmp_path / "t.xlsx")
+
+
+def test_too_many_columns_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    from coterie.data import files
+
+    (tmp_path / "t.csv").write_text("who," + ",".join(f"c{k}" for k in range(50)) + "\n" + "a," * 50 + "1\n")
+    assert read_table(tmp_path / "t.csv").shape == (1, 51)
+    monkeypatch.setattr(files, "MOST_COLUMNS", 50)
+    with pytest.raises(InvalidInput, match="has 51 columns, and there can be 50"):
+        read_table(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("depth", [100_000, 101])
+def test_json_nested_too_deep_is_refused(tmp_path, depth):
+    deep = '{"who": "a", "x": ' + "[" * depth + "]" * depth + ', "y": 1}\n'
+    (tmp_path / "t.jsonl").write_text('{"who": "b", "x": [], "y": 1}\n' + deep)
+    with pytest.raises(InvalidInput, match=r"nested more than 100 deep .*line 2 of"):
+        read_table(tmp_path / "t.jsonl")
+    (tmp_path / "t.jsonl").write_text(deep * 2)  # as the first line, too
+    with pytest.raises(InvalidInput, match=r"nested more than 100 deep .*line 1 of"):
+        read_table(tmp_path / "t.jsonl")

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from support.grid import Nodes, someone  # noqa: F401  # a fixture of all tests
 
 import coterie as ct
 from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.storage import locked
 from coterie.data.encoding import Recipe
 from coterie.datasets import clustered, ellipses
 from coterie.federated import entry, sources
@@ -387,6 +389,54 @@ def test_a_node_that_never_says_who_is_there_holds_nobody_up(nodes, tmp_path):
     result = serve(nodes, tmp_path / "out", deadline=0.3, n_users=5)
     assert set(result.problem.users.names) == {0, 1, 4, 7, 10}
     assert result.status == ct.Status.CONVERGED
+
+
+def claiming(grid: Nodes, node: int, names: list[Any]) -> Nodes:
+    """The grid with a node that says it holds these users."""
+    def spoil(asked, message, answer):
+        reply = answer()
+        if asked == node and "users" in reply.content:
+            said = json.loads(reply.content["users"]["introduction"])
+            reply.content["users"]["introduction"] = json.dumps({**said, "names": names})
+        return reply
+
+    grid.spoil = spoil
+    return grid
+
+
+@pytest.mark.parametrize("lam", [LAM, "auto"])
+def test_a_node_that_claims_the_users_of_others_is_set_aside(tmp_path, lam):
+    """The first to claim them holds them until it does not answer for them."""
+    grid = claiming(Nodes(dealt(DATA, tmp_path / "data", PLACES)), 100, list(range(15)))
+    settings = {"lam": lam} if lam != "auto" else {"lam": "auto", "loss": "squared", "loss-options": ""}
+    result = serve(grid, tmp_path / "out", **settings)
+    assert result.aside[0] == "its node refuses: its node says it holds user 1, and does not answer for it"
+    names = result.names if lam == "auto" else [name for name in range(15) if name not in result.aside]
+    assert set(names) == set(range(1, 15))
+    assert (result.solution if lam == "auto" else result).status == ct.Status.CONVERGED
+    honest = serve(Nodes(dealt(DATA, tmp_path / "more", PLACES[1:])), tmp_path / "honest", **settings)
+    assert np.asarray(result.models)[-14:] == pytest.approx(np.asarray(honest.models), abs=1e-5)
+
+
+def test_a_node_that_claims_them_later_takes_nothing(tmp_path):
+    grid = claiming(Nodes(dealt(DATA, tmp_path / "data", PLACES)), 102, list(range(15)))
+    result = serve(grid, tmp_path / "out")
+    assert the_same(result, ct.federate(DATA, LOSS, LAM))
+
+
+def test_a_node_holds_no_more_users_than_the_server_allows(tmp_path):
+    grid = claiming(Nodes(dealt(DATA, tmp_path / "data", PLACES)), 100, list(range(200, 30_000)))
+    result = serve(grid, tmp_path / "out")
+    assert result.aside["node 100"] == \
+        "it says it holds 29,800 users, and a node may hold 10,000 (max-users)"
+    assert result.status == ct.Status.CONVERGED
+
+
+def test_two_servers_do_not_write_into_one_folder(tmp_path):
+    from coterie.federated.flower import _main
+
+    with locked(tmp_path / "out"), pytest.raises(InvalidInput, match="another run writes into"):
+        _main(Nodes([]), SimpleNamespace(run_config={"out": str(tmp_path / "out")}))
 
 
 def test_columns_and_data_that_do_not_fit_are_said_at_once(tmp_path):

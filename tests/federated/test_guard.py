@@ -18,7 +18,8 @@ from coterie.datasets import clustered, ellipses
 from coterie.federated.agreement import Agreement
 from coterie.federated.algorithms.base import Federation
 from coterie.federated.client import Data
-from coterie.federated.guard import OwnerSettings, default_folder, row_digests
+from coterie.federated.contract import Contract
+from coterie.federated.guard import default_folder, row_digests
 from coterie.federated.node import Node
 from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.protocol.messages import Query, decode, triangle
@@ -121,10 +122,10 @@ def test_moments_of_few_held_out_rows_stay(tmp_path):
     rows = np.column_stack([users.features[:12], users.targets[:12]])
     pair = attack["means"][1] + np.array([[1.0], [-1.0]]) * half
     assert all(np.abs(rows - row).max(axis=1).min() < 1e-9 for row in pair)  # the attack
-    careful = Nosy(users, tmp_path / "a.npz", {}, task="regression").ask("moments", {"held_out": 0.17})
+    careful = Nosy(users, tmp_path / "a.npz", {"holdout": 0.17}, task="regression").ask("moments", {"held_out": 0.17})
     assert careful["count"].tolist() == [12, 0]
-    consent = Nosy(users, tmp_path / "a.npz", {"consent": "hessians", "ledger-dir": str(tmp_path / "b")},
-                   task="regression").ask("moments", {"held_out": 0.17})
+    agreeing = {"consent": "hessians", "holdout": 0.17, "ledger-dir": str(tmp_path / "b")}
+    consent = Nosy(users, tmp_path / "a.npz", agreeing, task="regression").ask("moments", {"held_out": 0.17})
     assert consent["count"].tolist() == [10, 2]
 
 
@@ -209,8 +210,8 @@ def test_kinds_that_are_not_allowed(tmp_path):
     ({"budget-epsilon": "4"}, "Give a number"), ({"split-key": 7}, "Give a text")])
 def test_owners_settings_that_cannot_be_used(own, complaint):
     with pytest.raises(InvalidInput, match=complaint):
-        OwnerSettings.of(own)
-    assert OwnerSettings.of({"allow": "release, expand", "consent": "hessians"}).kinds == ("release", "expand")
+        Contract.of(own)
+    assert Contract.of({"allow": "release, expand", "consent": "hessians"}).allowed_kinds == ("release", "expand")
 
 
 # -- the ledger of a node
@@ -236,13 +237,14 @@ def test_ledgers_are_where_the_owner_says_or_by_the_data(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     nosy = Nosy(USERS, tmp_path / "a.npz", {"ledger-dir": ""})
     nosy.ask("gradient", model=MODEL)
-    folder = default_folder(nosy.own)
+    folder = default_folder(Contract.of(nosy.own))
     assert folder.parent == tmp_path / "state" / "coterie"
     assert (folder / "ledger.db").exists()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert default_folder({**nosy.own, "features": "x"}) == folder  # the rows are the same
-    assert default_folder({**nosy.own, "path": "b.npz"}) != folder
-    assert default_folder({"data": "my:load", "folder": "a"}) != default_folder({"data": "my:load", "folder": "b"})
+    assert default_folder(Contract.of({**nosy.own, "features": "x"})) == folder  # the rows are the same
+    assert default_folder(Contract.of({**nosy.own, "path": "b.npz"})) != folder
+    one, other = (Contract.of({"data": "my:load", "args.folder": name}) for name in "ab")
+    assert default_folder(one) != default_folder(other)
     before = sorted(tmp_path.rglob("*"))
     Nosy(USERS, tmp_path / "a.npz", None).ask("gradient", model=MODEL)  # the server's data have no ledger
     assert sorted(tmp_path.rglob("*")) == before

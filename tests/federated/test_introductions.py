@@ -7,10 +7,13 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 import coterie as ct
+from coterie.base.errors import Incompatible, InvalidInput
 from coterie.data.merging import LONGEST, MOST_COLUMNS
+from coterie.federated.admission import of_one_kind, recipe_of
 from coterie.federated.agreement import Introduction, agree
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.protocol.messages import Reply
@@ -196,3 +199,39 @@ def test_the_server_goes_on_without_a_node_that_lies(tmp_path, monkeypatch, text
     assert "node 100 cannot take part" in caplog.text
     assert served.models.shape[0] == 6
     assert served.status is ct.Status.CONVERGED
+
+
+# -- nodes that do not fit
+
+
+def introduced(*names, **more):
+    return Introduction(names=names, features=("x0", "x1"), **more)
+
+
+def test_a_node_with_other_columns_is_set_aside_by_name():
+    nodes = [("one", introduced("a")), ("two", introduced("b")), ("three", introduced("c")._replace(features=("z",)))]
+    kept, reasons = of_one_kind(nodes)
+    assert [label for label, _ in kept] == ["one", "two"]
+    assert list(reasons) == ["c"]
+    assert "x0, x1 (one) and z (three)" in reasons["c"]
+    assert of_one_kind(kept) == (kept, {})
+    with pytest.raises(Incompatible, match="different columns"):  # nobody knows which of two is wrong
+        of_one_kind(nodes[1:])
+
+
+def test_a_node_with_another_kind_of_data_is_set_aside(tmp_path):
+    frames = [pl.DataFrame({"who": [name] * 6, "x": x, "y": [1.5, 2, 3, 4, 5, 7]}) for name, x in (
+        ("a", [1.5, 2, 3, 5, 8, 9]), ("b", [2.5, 2, 3, 4, 5, 6]), ("c", ["p", "q"] * 3))]
+    tables = [(f"node {k}", Introduction.of(Table(frame=frame, user="who", target="y")))
+              for k, frame in enumerate(frames)]
+    recipe, kept, reasons = recipe_of(tables)
+    assert recipe.feature_names == ("x",)
+    assert [label for label, _ in kept] == ["node 0", "node 1"]
+    assert list(reasons) == ["c"]
+    assert "node 2 has a table that does not fit the others" in reasons["c"]
+    with pytest.raises(InvalidInput):  # the twin: two nodes
+        recipe_of(tables[1:])
+    numbers = ("npz", Introduction(names=("d",), features=("x",)))
+    kept, reasons = of_one_kind([*tables[:2], numbers])
+    assert [label for label, _ in kept] == ["node 0", "node 1"]
+    assert "prepared numbers" in reasons["d"]

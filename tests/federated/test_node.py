@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from coterie.federated.contract import Contract
 from coterie.federated.node import Node, settings
 
 
 def test_what_the_owner_of_a_node_says_of_its_data_counts():
-    said = {"data": "npz", "path": "/etc/x", "split": True, "task": "regression"}
-    own = {"data": "csv", "user": "who", "state-dir": "/var"}
-    assert settings(said, own) == {"data": "csv", "user": "who", "state-dir": "/var", "task": "regression"}
-    assert settings(said, {"partition-id": 3}) == {**said, "partition-id": 3}
+    said = {"data": "npz", "path": "/etc/x", "split": True, "task": "regression", "min-count": 1}
+    own = Contract.of({"data": "csv", "user": "who", "state-dir": "/var"})
+    assert settings(said, own) == {"data": "csv", "user": "who", "state-dir": "/var", "task": "regression",
+                                   "min-count": 3}
+    assert settings(said, Contract.of({"partition-id": 3})) == {**said, "partition-id": 3}
 
 
 def test_columns_that_the_server_names_are_not_left_out_silently(tmp_path):
@@ -23,8 +25,8 @@ def test_columns_that_the_server_names_are_not_left_out_silently(tmp_path):
 def test_a_server_names_no_folder_and_nothing_unknown():
     said = {"state-dir": "/etc", "models-dir": "/etc", "ledger-dir": "/etc", "consent": "hessians",
             "split-key": "public", "max-questions": 10**9, "colour": "red"}
-    assert settings(said, {"data": "csv"}) == {"data": "csv"}
-    assert settings(said, {}) == {}
+    assert settings(said, Contract.of({"data": "csv"})) == {"data": "csv", "min-count": 3}
+    assert settings(said, Contract.of({})) == {}
 
 
 

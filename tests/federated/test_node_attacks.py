@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import coterie as ct
 from coterie.base.errors import InvalidInput
 from coterie.datasets import ellipses
 from coterie.federated import sources
+from coterie.federated.client import answer_all
 from coterie.federated.node import Node
 from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.protocol.messages import Query, square
@@ -35,7 +37,7 @@ def test_a_server_cannot_run_a_command(tmp_path):
         nosy = Nosy(USERS, tmp_path / "users.npz", own, loss="subprocess:check_call", loss_options=options)
         with pytest.raises(PermissionError, match=r"may name the losses squared_hinge.*not 'subprocess:check_call'"):
             nosy.ask("gradient", model=MODEL)
-    node = Node({"data": "subprocess:check_call", "args": ["touch", str(file)]}, {})
+    node = Node({"data": "subprocess:check_call", "args": ["touch", str(file)]}, {"simulation": True})
     assert "may name the data csv, parquet" in node.introduce()["error"]
     nosy = Nosy(USERS, tmp_path / "users.npz")
     with pytest.raises(PermissionError, match="may name the data"):
@@ -217,7 +219,7 @@ def test_splits_are_the_nodes_own(tmp_path):
     reply = [nosy.ask("gradient", {"held_out": 0.2, "seed": seed}, model=MODEL)["gradient"] for seed in range(5)]
     assert all(np.array_equal(reply[0], other) for other in reply)
     assert not np.array_equal(reply[0], nosy.ask("gradient", model=MODEL)["gradient"])
-    with pytest.raises(PermissionError, match=r"the share 0.2 of these rows was held out before, and 0.3 is asked for"):
+    with pytest.raises(PermissionError, match=r"lets the share 0.2 of the rows be held out, and 0.3 is asked for"):
         nosy.ask("gradient", {"held_out": 0.3}, model=MODEL)
     fit = Nosy(USERS, tmp_path / "a.npz", {"max-hessians": 100}, task="classification")
     left = [fit.ask("facts", {"held_out": 0.2, "seed": seed})["means"] for seed in range(4)]
@@ -286,3 +288,60 @@ def test_chosen_models_give_rows_until_the_node_stops(tmp_path):
     assert left[40].reason == "it has answered 40 questions with Hessians about its rows, and its owner allows 40 " \
                               "(max-hessians)"
     guarded.ask("expand", model=-64.0 * np.array([0.6, -0.7, 0.4]), rank=-1)  # what was asked before is free
+
+
+# -- work before it is done
+
+
+def hard(k, dim=3, slopes=0):
+    """A question about k centres."""
+    eye = np.eye(dim)[np.triu_indices(dim)]
+    return {"covariance": np.tile(eye, (1, k, 1)), "centre": np.ones((1, k, dim)), "step": np.ones(1), "rank": slopes}
+
+
+def test_questions_that_would_be_too_many_are_refused_before_the_work(tmp_path, monkeypatch):
+    from coterie.federated import node
+
+    worked = []
+    monkeypatch.setattr(node, "answer_all", lambda data, batch: worked.append(batch.kind) or answer_all(data, batch))
+    nosy = Nosy(USERS, tmp_path / "a.npz", {"max-questions": 10})
+    with pytest.raises(PermissionError, match=r"its owner allows 10 \(max-questions\)"):
+        nosy.ask("evidence", **hard(40))
+    with pytest.raises(PermissionError, match="max-questions"):
+        nosy.ask("around", **{name: part for name, part in hard(40).items() if name in ("covariance", "centre")})
+    assert worked == []
+    assert nosy.ask("evidence", **hard(20))
+    assert worked == ["evidence"]
+
+
+def test_work_of_a_question_is_bounded_by_the_rows(tmp_path):
+    many = ct.Users.from_arrays(np.tile(USERS.features, (40, 1)), np.tile(USERS.targets, 40), np.zeros(7200, dtype=int))
+    nosy = Nosy(many, tmp_path / "a.npz", {"max-questions": 10**6})
+    with pytest.raises(PermissionError, match="600 points, which is more work for 7,200 rows than a question may ask"):
+        nosy.ask("evidence", **hard(600))
+    assert nosy.ask("evidence", **hard(200))
+    few = Nosy(USERS, tmp_path / "b.npz", {"max-questions": 10**6, "ledger-dir": str(tmp_path / "b")})
+    assert few.ask("evidence", **hard(600))
+    home = {"centre": MODEL, "covariance": np.tile([1.0, 0, 0, 1, 0, 1], (17, 1)), "noise": 1.0}
+    with pytest.raises(PermissionError, match="17 covariances, and 16 are allowed"):
+        few.ask("home", **home)
+
+
+def test_a_message_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
+    from coterie.federated import node
+
+    def slow(data, batch):
+        for _ in range(400):
+            time.sleep(0.01)
+        return answer_all(data, batch)
+
+    monkeypatch.setattr(node, "answer_all", slow)
+    nosy = Nosy(USERS, tmp_path / "a.npz", {"max-seconds": 0.2})
+    began = time.monotonic()
+    with pytest.raises(PermissionError, match=r"worked on it for 0.2 seconds, and its owner allows no more"):
+        nosy.ask("gradient", model=MODEL)
+    assert time.monotonic() - began < 3.0
+    with NodeLedger(tmp_path / "ledger") as ledger:
+        assert "max-seconds" in ledger.answers()[-1].reason
+    monkeypatch.setattr(node, "answer_all", answer_all)
+    assert nosy.ask("gradient", model=MODEL)

@@ -188,8 +188,10 @@ def test_tables_say_names_of_columns_only(tmp_path):
            "ledger-dir": str(tmp_path / "ledger"), "budget-epsilon": 8.0, "budget-delta": 1e-5}
     config = {"epsilon": 8.0, "user": "who", "target": "sick", "clip": "age=0:100, sex=f|m, sick=no|yes"}
     said = Node(for_nodes(config), own).introduce()["introduction"]
-    assert "age" in said
+    assert json.loads(said)["features"] == []  # what a column holds is what its cells say
     assert not any(word in said for word in ("secret", "yes", "20"))
+    named = {**own, "columns": "age=number, note"}
+    assert json.loads(Node(for_nodes(config), named).introduce()["introduction"])["features"] == ["age"]
     wire = Wire([own], config)
     fit = run(wire, config)
     assert fit.recipe.class_values == ("no", "yes")
@@ -197,10 +199,47 @@ def test_tables_say_names_of_columns_only(tmp_path):
     assert "age, sex" in " ".join(fit.recipe.notes).replace("'", "")
     for wrong in ({"features": "age, note"}, {"features": "age, note", "clip": ""}):  # nothing is left out silently
         with pytest.raises(ct.InvalidInput, match="too little of the column 'note' is public"):
-            run(Wire([{**own, "features": wrong["features"]}], {**config, **wrong}), {**config, **wrong})
+            run(Wire([{**named, "features": "", "columns": "age=number, note"}], {**config, **wrong}),
+                {**config, **wrong})
     texts = {**config, "epsilon": 2.0, "clip": "sex=f|m, sick=no|yes"}  # no column of numbers at all
     fresh = {**own, "features": "sex", "ledger-dir": str(tmp_path / "other")}
     assert run(Wire([fresh], texts), texts).units.feature_names == ("sex=m",)
     without = {**config, "clip": "age=0:100, sex=f|m"}
     with pytest.raises(ct.InvalidInput, match=r"numbers|bounds"):
         run(Wire([own], without), without)
+
+
+def test_a_run_that_is_refused_before_anything_is_released_leaves_no_checkpoint(nodes, tmp_path):
+    folder = tmp_path / "checkpoint"
+    wrong = {**CONFIG, "clip": "x0=-6:6, target=-6:6"}  # the recipe has x1, too
+    with pytest.raises(ct.InvalidInput, match="x1"):
+        run(Wire(nodes, wrong), wrong, checkpoint=folder)
+    assert not [file for file in folder.rglob("*") if file.is_file()]
+    fit = run(Wire(nodes, CONFIG), checkpoint=folder)
+    assert fit.solution.status is ct.Status.RELEASED
+    with pytest.raises(ct.InvalidInput, match="another run: its clip is"):  # what was released stays
+        run(Wire(nodes, wrong), wrong, checkpoint=folder)
+
+
+def test_levels_that_no_row_has_are_refused_before_anything_is_spent(tmp_path, caplog):
+    from coterie.federated.runtimes.nodes import LocalNodes
+    from coterie.federated.sources import Table
+
+    rng = np.random.default_rng(0)
+    frame = polars.DataFrame({"who": ["a", "b"] * 40, "saturday": [k % 3 == 0 for k in range(80)],
+                              "y": rng.normal(size=80)})
+    for levels, good in (("no|yes", False), ("false|true", True)):
+        config = {"epsilon": 8.0, "user": "who", "target": "y", "clip": f"saturday={levels}, y=-3:3"}
+        deployment = Deployment.of(config)
+        nodes = LocalNodes([Table(frame=frame, user="who", target="y")])
+        if good:
+            assert fit_federation(nodes, deployment, deployment.fit, None, deployment.privacy).n_clusters
+            continue
+        with pytest.raises(ct.InvalidInput, match=r"levels 'no', 'yes' is .*which has 'false', 'true'.*saturday"):
+            fit_federation(nodes, deployment, deployment.fit, None, deployment.privacy)
+        assert nodes.keeper.spending(1e-5) == {}
+        frame.write_csv(tmp_path / "t.csv")  # a node says nothing of its rows, but to its owner
+        own = {"data": "csv", "path": str(tmp_path / "t.csv"), "user": "who", "target": "y", "budget-delta": 1e-5,
+               "ledger-dir": str(tmp_path / "ledger"), "budget-epsilon": 8.0}
+        assert run(Wire([own], config), config).n_clusters
+        assert "None of the levels 'no', 'yes'" in caplog.text

@@ -6,22 +6,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chi2 as chi2_distribution
 
 from coterie.base.errors import InvalidInput, Refused
 from coterie.data.users import Users
 from coterie.federated.private.ledger import NodeLedger
+from coterie.federated.private.noise import discrete_normal
 from coterie.federated.private.policy import mu_of
 from coterie.federated.private.release import (
     CENTRES,
     RANGES,
     SUMMARY,
     ReleaseQuestion,
-    normal,
     release,
     rows_of,
 )
 
 STAGES = (RANGES, CENTRES, SUMMARY)
+chi2_of = chi2_distribution.ppf
 
 
 def question(stage, p=3, mu=0.5, **more):
@@ -74,14 +76,52 @@ def test_noise_has_the_deviation_that_the_promise_needs(stage):
 def test_noise_of_the_operating_system_is_normal():
     from scipy.stats import kstest
 
-    assert kstest(normal(20_000), "norm").pvalue > 1e-6
-    assert kstest(normal(20_000) * 1.05, "norm").pvalue < 0.05
+    drawn = discrete_normal(20_000, 1 << 24) / (1 << 24)
+    assert kstest(drawn, "norm").pvalue > 1e-6
+    assert kstest(drawn * 1.05, "norm").pvalue < 0.05
+
+
+@pytest.mark.parametrize("s", [1, 2, 5])
+def test_integers_have_the_probabilities_of_the_discrete_gaussian(s):
+    """On narrow distributions, where rounded normal numbers have others: 3 % at 0 for s = 1."""
+    n, k = 200_000, np.arange(-4 * s, 4 * s + 1)
+    wide = np.arange(-60 * s, 60 * s + 1)
+    expected = np.exp(-k**2 / (2 * s**2)) / np.exp(-wide**2 / (2 * s**2)).sum()
+
+    def chi2(drawn):
+        seen = np.array([(drawn == value).sum() for value in k])
+        return ((seen - n * expected) ** 2 / (n * expected)).sum()
+
+    assert chi2(discrete_normal(n, s)) < chi2_of(1 - 1e-9, len(k) - 1)
+    shifted = np.rint(np.random.default_rng(0).normal(size=n) * s * 1.03)
+    assert chi2(shifted) > chi2_of(1 - 1e-9, len(k) - 1)
+
+
+def test_noise_beyond_integers_is_refused():
+    with pytest.raises(InvalidInput, match="positive integer"):
+        discrete_normal(3, 1 << 60)
+    asked = question(SUMMARY, mu=1e-15)
+    with pytest.raises(InvalidInput, match="larger mu"):
+        asked.noisy(np.zeros(asked.length))
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(STAGES), st.booleans(), st.lists(row, min_size=1, max_size=4), row)
+def test_rounding_to_the_grid_is_within_the_noise(stage, per_user, rows, other):
+    """The steps of the noise count what rounding may add."""
+    asked = question(stage, per_user=per_user)
+    one, two = (np.rint(asked.exact(one_user(part), asked.grid)[0] / asked.grid) for part in ([*rows, other], rows))
+    assert np.linalg.norm(one - two) <= asked.steps * asked.mu
+    assert asked.steps * asked.grid <= asked.tau * 1.001
 
 
 def test_released_numbers_are_on_a_grid():
     asked = question(SUMMARY)
-    numbers = asked.noisy(np.full((2, asked.length), np.pi)) / (asked.tau * 2.0**-12)
-    assert np.abs(numbers - np.round(numbers)).max() < 1e-6
+    numbers = asked.noisy(np.full((2, asked.length), np.pi)) / asked.grid
+    assert np.array_equal(numbers, np.round(numbers))
+    assert np.log2(asked.grid) == np.round(np.log2(asked.grid))  # so that nothing is rounded on the way
+    seeded = asked.noisy(np.full((2, asked.length), np.pi), 0) / (asked.tau * 2.0**-12)
+    assert np.abs(seeded - np.round(seeded)).max() < 1e-6
 
 
 def test_a_summary_is_sums_of_products():
@@ -95,7 +135,8 @@ def test_a_summary_is_sums_of_products():
     assert released[-1] == pytest.approx(0.25 * y @ y)
 
 
-def test_a_release_is_repeated_and_a_changed_row_costs_again():
+def test_a_release_is_repeated_also_when_a_row_has_changed():
+    """Otherwise the same question would tell whether it has."""
     users = one_user([[1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 0.0, 1.0]])
     other = one_user([[1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 0.0, 1.5]])
     budget = mu_of(4.0, 1e-5)
@@ -104,8 +145,10 @@ def test_a_release_is_repeated_and_a_changed_row_costs_again():
         first = release(users, ledger, 0, asked)
         assert release(users, ledger, 0, asked) == first
         assert ledger.spent(0) == pytest.approx(0.9 * budget)
-        with pytest.raises(Refused, match="spent"):
-            release(other, ledger, 0, asked)
+        assert release(other, ledger, 0, asked) == first
+        for changed in ({"about": "other columns"}, {"grouping": "shift"}):  # another question costs
+            with pytest.raises(Refused, match="spent"):
+                release(other, ledger, 0, asked, **changed)
         assert ledger.spent(0) == pytest.approx(0.9 * budget)
 
 

@@ -127,3 +127,9 @@ def test_an_estimator(entered, drawn):
     model = ct.PersonalizedClassifier(loss="probit", random_state=0).fit(users.features, users.targets,
                                                                          users=users.owner)
     assert model.score(users.features, users.targets, users=users.owner) > 0.8
+    assert not hasattr(model, "predict_proba")
+    assert not model.__sklearn_tags__().classifier_tags.multi_class
+    with pytest.raises(ct.InvalidInput, match="binary classification is supported by the probit"):
+        model.fit(users.features, np.arange(len(users.targets)) % 3, users=users.owner)
+    with pytest.raises(ct.InvalidInput, match="the probit is for two classes, got 3"):
+        make_loss("classification", "probit", 0.1, 3)

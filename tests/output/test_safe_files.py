@@ -26,7 +26,8 @@ from coterie.federated.node import keep_models
 from coterie.fitting import Settings, fit
 from coterie.output.runs import table
 
-FORMULAS = ["=cmd|'/c calc'!A1", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "'=1", "\uff1d1+1", "-", "ann"]
+FORMULAS = ["=cmd|'/c calc'!A1", " =1+1", "  @SUM(A1)", "\u00a0=1", "' =1",
+            "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "'=1", "\uff1d1+1", "-", "ann"]
 
 
 def others_can_read(folder: Path) -> list[Path]:
@@ -109,3 +110,53 @@ def test_every_name_comes_back(name):
 
 def test_numbers_stay_numbers():
     assert table(["a", "=b"], [[-1.5, "-2"], [None, "=x"]]) == b"a,'=b\n-1.5,-2\n,'=x\n"
+
+
+@pytest.mark.parametrize("values", [{"plain": 3}, {"models": np.zeros(2)}])
+def test_a_solution_file_without_a_part_is_a_sentence(tmp_path, values):
+    from coterie.base.storage import pack
+
+    users = clustered("squared", n_users=6, n_clusters=2, samples=10, seed=0).users
+    folder = ct.save_run(ct.solve(ct.Problem(users, ct.Squared(), lam=0.1)), tmp_path / "run")
+    assert ct.load_run(folder).n_clusters
+    (folder / "solution.coterie").write_bytes(pack(values))
+    with pytest.raises(ct.InvalidInput, match=r"was changed"):
+        ct.load_run(folder)
+
+
+@pytest.mark.parametrize("body", [b"", b"PK\x03\x04", b"nothing", None])
+def test_bytes_with_a_good_checksum_that_are_no_checkpoint(body):
+    import hashlib
+    import io
+
+    from coterie.base.storage import pack, unpack
+
+    if body is None:  # arrays of another kind, which would have to be unpickled
+        stream = io.BytesIO()
+        np.savez(stream, plain=np.array([{}], dtype=object))
+        body = stream.getvalue()
+    with pytest.raises(ct.InvalidInput, match="holds something else than a checkpoint"):
+        unpack(b"coterie checkpoint 1\n" + hashlib.sha256(body).digest() + body)
+    assert unpack(pack({"a": 1})) == {"a": 1}
+
+
+def test_a_run_nested_too_deep_is_a_sentence(tmp_path):
+    users = clustered("squared", n_users=6, n_clusters=2, samples=10, seed=0).users
+    folder = ct.save_run(ct.solve(ct.Problem(users, ct.Squared(), lam=0.1)), tmp_path / "run")
+    (folder / "run.json").write_text("[" * 100_000)
+    with pytest.raises(ct.InvalidInput, match="cannot be read"):
+        ct.load_run(folder)
+
+
+def test_names_are_no_commands_for_a_terminal(capsys):
+    from coterie.cli.base import console, grid, plain, say, visible
+
+    name = "\x1b[31mred\x07\x9b2J\u202e"
+    assert visible(name) == "?[31mred??2J?"
+    assert visible("ann\n\tmüller") == "ann\n\tmüller"
+    assert "\x1b" not in plain(name)
+    say(name)
+    console.print(grid("users", ("name",), [(name,)]))
+    shown = capsys.readouterr().out
+    assert "red" in shown
+    assert not {"\x07", "\x9b", "\u202e"} & set(shown)

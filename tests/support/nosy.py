@@ -30,13 +30,13 @@ class Nosy:
     ----------
     users : of the node, in the file.
     file : their data.
-    own : the node's configuration; None where the server names the data.
+    own : the node's configuration; None for a simulation, where the server names the data.
     """
 
     def __init__(self, users: ct.Users, file: Path, own: dict[str, Any] | None = None, **agreed: Any) -> None:
         self.users, path = users, write(users, file)
         ledger = str(file.parent / "ledger")
-        self.own = {} if own is None else {"data": "npz", "path": path, "ledger-dir": ledger, **own}
+        self.own = {"simulation": True} if own is None else {"data": "npz", "path": path, "ledger-dir": ledger, **own}
         self.said = {**for_nodes({"lam": 0.1}), **({} if own is not None else {"data": "npz", "path": path})}
         self.agreed = {"names": users.names, "features": users.feature_names, "run": "r", "loss": "logistic", **agreed}
 

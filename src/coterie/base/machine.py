@@ -15,13 +15,14 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections import UserDict
 from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
-from threading import Condition, Thread
+from threading import Condition, Thread, Timer
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -245,6 +246,47 @@ def _serve(work: Callable[[MutableMapping[str, Any]], None], sending: Connection
         status = 0
     finally:
         os._exit(status)
+
+
+class OutOfTime(BaseException):
+    """The time limit of a block is over; no `except Exception` takes it for a failure."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `OutOfTime` inside the block once it has run so long, between two steps of Python.
+
+    A compiled function is not interrupted, but what comes after it is.
+
+    Example
+    -------
+    >>> import time
+    >>> with time_limit(0.05):
+    ...     for _ in range(1000):
+    ...         time.sleep(0.01)
+    Traceback (most recent call last):
+        ...
+    coterie.base.machine.OutOfTime
+    """
+    import ctypes
+
+    thread, lock, done = threading.get_ident(), threading.Lock(), False
+
+    def interrupt() -> None:
+        with lock:
+            if not done:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread),
+                                                           ctypes.py_object(OutOfTime))
+
+    timer = Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        with lock:
+            done = True
+        timer.cancel()
 
 
 _SMALL = 1 << 26  # bytes that are taken without asking

@@ -12,7 +12,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,8 +25,8 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 
 _MAGIC = b"coterie checkpoint 1\n"
-# What begins a formula, after apostrophes.
-_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+# What begins a formula, after apostrophes and blanks.
+_FORMULA = re.compile("'*\\s*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False) -> None:
@@ -65,6 +68,50 @@ def private_folder(path: str | os.PathLike[str]) -> Path:
     for folder in reversed([path, *path.parents]):
         folder.mkdir(mode=0o700, exist_ok=True)
     return path
+
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a folder for one run: a second one meanwhile, also of another process, is refused.
+
+    The system gives the lock back when its process ends, however it ends. A folder that was created
+    for nothing is removed again.
+
+    Raises
+    ------
+    InvalidInput : another run writes there; with its process.
+
+    Example
+    -------
+    >>> with locked("results"):
+    ...     write_atomically("results/run.json", b"{}")
+    """
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - without POSIX locks
+        yield
+        return
+    new = not Path(folder).exists()
+    path = private_folder(folder) / LOCK
+    with open_private(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise InvalidInput(f"another run writes into {folder} (process {file.read() or '?'})",
+                               remedy="Wait until it has ended, or name another folder") from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            if new and not any(Path(folder).iterdir()):
+                Path(folder).rmdir()
 
 
 def open_private(path: str | os.PathLike[str], mode: str = "wb") -> IO[Any]:
@@ -178,14 +225,20 @@ def unpack(data: bytes, name: str = "checkpoint") -> dict[str, Any]:
         len(_MAGIC):head]:
         raise InvalidInput(f"{name} is damaged, or not a checkpoint of this version",
                            remedy="Begin the run again in another directory")
-    with np.load(io.BytesIO(data[head:]), allow_pickle=False) as saved:
-        plain = json.loads(saved["plain"].tobytes())
+    def join(value: Any, saved: Any) -> Any:
+        if isinstance(value, dict) and set(value) == {""}:
+            return saved[f"a{value['']}"]
+        if isinstance(value, dict):
+            return {key: join(item, saved) for key, item in value.items()}
+        return [join(item, saved) for item in value] if isinstance(value, list) else value
 
-        def join(value: Any) -> Any:
-            if isinstance(value, dict) and set(value) == {""}:
-                return saved[f"a{value['']}"]
-            if isinstance(value, dict):
-                return {key: join(item) for key, item in value.items()}
-            return [join(item) for item in value] if isinstance(value, list) else value
-
-        return join(plain)
+    try:
+        with np.load(io.BytesIO(data[head:]), allow_pickle=False) as saved:
+            unpacked = join(json.loads(saved["plain"].tobytes()), saved)
+            if not isinstance(unpacked, dict):
+                raise TypeError("it holds no values by name")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError, EOFError,
+            zipfile.BadZipFile, zlib.error) as error:
+        raise InvalidInput(f"{name} holds something else than a checkpoint: {error}",
+                           remedy="Begin the run again in another directory") from error
+    return unpacked

@@ -114,6 +114,11 @@ def main() -> None:
         error.print(f"[bold red]coterie:[/] {plain(str(problem))}", soft_wrap=True, highlight=False)
         codes = {errors.MissingExtra: 3, errors.NotConverged: 1}
         raise SystemExit(codes.get(type(problem), 2)) from None
+    except (MemoryError, RecursionError) as problem:
+        what = "memory does not suffice" if isinstance(problem, MemoryError) else \
+            "the input is nested too deep"
+        error.print(f"[bold red]coterie:[/] {what}.", soft_wrap=True, highlight=False)
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         error.print("Interrupted.")
         raise SystemExit(130) from None
@@ -147,7 +152,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: object,
 
 def say(text: object, style: str | None = None, to: Console = console) -> None:
     """Print a sentence as it is, on as many lines as the terminal needs."""
-    to.print(str(text), style=style, soft_wrap=True, markup=False, highlight=False)
+    to.print(visible(str(text)), style=style, soft_wrap=True, markup=False, highlight=False)
 
 
 def grid(title: str, headings: Iterable[str], rows: Iterable[Sequence[str]] = (), *,
@@ -159,15 +164,22 @@ def grid(title: str, headings: Iterable[str], rows: Iterable[Sequence[str]] = ()
     for name in headings:
         table.add_column(name, justify="right" if name in right else "left", no_wrap=name in fixed)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(visible, row))
     return table
 
 
+def visible(text: str) -> str:
+    """Text without control characters: names are other people's words, and a terminal obeys some.
+    """
+    return text if text.isprintable() else "".join(
+        letter if letter.isprintable() or letter in "\n\t" else "?" for letter in text)
+
+
 def plain(text: str) -> str:
-    """Text without markup for rich."""
+    """Text without control characters, and without markup for rich."""
     from rich.markup import escape
 
-    return escape(text)
+    return escape(visible(text))
 
 
 _LOSSES = ", ".join(LOSSES)
@@ -196,6 +208,14 @@ Tol = Annotated[float, Opt(help="Certified relative gap to reach.")]
 Holdout = Annotated[float, Opt(help="Share of every user's rows held out for validation; 0: none.")]
 Standardize = Annotated[bool, Opt(help="Whether features are standardised.")]
 Seed = Annotated[int, Opt(help="Seed of the held-out rows.", min=0)]
+Averaging = Annotated[str, Opt(help="auto: average several kinds of models where that predicts "
+                                    "clearly better than one; off: the one kind chosen.")]
+Curves = Annotated[str, Opt(help="Of an average; auto: also curves of columns and users' own "
+                                 "means of columns; off: straight columns.")]
+ScaleName = Annotated[str, Opt(help="Of an average; auto: also logarithms of positive targets and "
+                                    "columns; level: none; log: these only.")]
+Interval = Annotated[float, Opt(help="Also write `low` and `high`, between which this share of "
+                                     "targets is expected, such as 0.9; 0: none.", min=0)]
 Out = Annotated[Path, Opt(help="Folder for the results; created if needed.")]
 Resume = Annotated[bool, Opt("--resume", help="Continue an interrupted run in the folder.")]
 Overwrite = Annotated[bool, Opt("--overwrite", help="Replace a finished run in the folder.")]

@@ -4,6 +4,7 @@ write-app: what is done around one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -19,9 +20,9 @@ from typer.core import TyperGroup
 
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import groups_of, many
-from coterie.base.storage import json_ready, plain_cell, write_atomically
+from coterie.base.storage import json_ready, locked, plain_cell, write_atomically
 from coterie.cli import base
-from coterie.cli.base import Arg, Opt, app, console, grid, interruptible, say
+from coterie.cli.base import Arg, Opt, app, console, grid, interruptible, plain, say
 from coterie.data.files import is_input, read_table, row_place
 from coterie.data.users import Users
 from coterie.federated import ALGORITHMS, entry, sources
@@ -29,6 +30,7 @@ from coterie.federated.agreement import Agreement
 from coterie.federated.membership import agreement_of, join_run, leave_run, write_newcomers
 from coterie.federated.node import keep_models
 from coterie.federated.private.ledger import FILE, NodeLedger
+from coterie.federated.rehearsal import read_config, rehearse
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.session import Round
 from coterie.federated.settings import CONFIG, Deployment, complete
@@ -151,13 +153,16 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
     # Settings that cannot be used are refused before anything is read.
     chooses = Deployment.of(config).chooses
     source = sources.load(config)
-    _check_folder(out, overwrite)
-    lines = (_in_process(source, config, out) if runtime == "local"
-             else _on_flower(len(source.names), config, out, nodes=local_cluster,
-                             virtual=runtime == "flower-sim", timeout=timeout))
-    # 3. The page, and the results in words.
-    if not chooses:  # a fit has written its page
-        _write_page(source, config, out, lines)
+    check_free(out, overwrite=overwrite)
+    with locked(out):  # on Flower, the server holds it from here on
+        _check_folder(out, overwrite)
+    with locked(out) if runtime == "local" else contextlib.nullcontext():
+        lines = (_in_process(source, config, out) if runtime == "local"
+                 else _on_flower(len(source.names), config, out, nodes=local_cluster,
+                                 virtual=runtime == "flower-sim", timeout=timeout))
+        # 3. The page, and the results in words.
+        if not chooses:  # a fit has written its page
+            _write_page(source, config, out, lines)
     _show(out, time.monotonic() - began)
 
 
@@ -230,7 +235,7 @@ def _follow(config: dict[str, Any], out: Path, *, nodes: list[dict[str, Any]], v
     """
     from coterie.federated.runtimes.cluster import Cluster
 
-    parts = [{"partition-id": k, "num-partitions": len(nodes), **node}
+    parts = [{"simulation": True, "partition-id": k, "num-partitions": len(nodes), **node}
              for k, node in enumerate(nodes)]
     cluster = (Cluster(out / "cluster", virtual=len(nodes)) if virtual
                else Cluster(out / "cluster", parts))
@@ -305,6 +310,7 @@ _Refused = Annotated[bool, Opt("--refused", help="Only what was refused.")]
 _Last = Annotated[int, Opt(help="Only so many lines, the last ones; 0: all.", min=0)]
 _Spent = Annotated[float, Opt(help="Of the epsilon that is shown as spent.")]
 _Lines = Annotated[bool, Opt("--json", help="One JSON object instead of tables.")]
+_NodeConfig = Annotated[list[str], Arg(help="A TOML file, or KEY=VALUE.", metavar="CONFIG")]
 _Keys = Annotated[Path, Opt(help="Folder for the keys.")]
 _Hosts = Annotated[list[str] | None, Opt(help="Name or address of the SuperLink; may be repeated.")]
 _Pairs = Annotated[int, Opt(help="How many SuperNodes get a key pair.", min=0)]
@@ -398,10 +404,16 @@ def show_log(folder: _Ledger, refused: _Refused = False, last: _Last = 0, delta:
                            remedy="Give the folder that is `ledger-dir` in the node configuration")
     with NodeLedger(folder) as ledger:
         lines, spent = ledger.answers(), ledger.spending(delta)
+        exact = ledger.exact_answers()
     chosen = [line for line in lines if line.reason or not refused][-last:]
+    # Noise protects no rows of which exact answers left.
+    held = {name: None if exact.get(name) or exact.get(None) else epsilon
+            for name, epsilon in spent.items()}
     if as_json:
         typer.echo(json.dumps({"answers": [line._asdict() for line in chosen], "delta": delta,
-                               "epsilon": [[name, epsilon] for name, epsilon in spent.items()]}))
+                               "epsilon": [[name, epsilon] for name, epsilon in spent.items()],
+                               "holds": [[name, held[name] is not None] for name in spent],
+                               "exact": [[name, number] for name, number in exact.items()]}))
         return
     headings = ("time", "run", "round", "user", "kind", "numbers", "bytes", "question",
                 "refused because")
@@ -411,16 +423,42 @@ def show_log(folder: _Ledger, refused: _Refused = False, last: _Last = 0, delta:
         column.overflow = "fold"
     for line in chosen:
         when = datetime.fromtimestamp(line.time).astimezone().isoformat(" ", "seconds")
-        table.add_row(when, line.run[:8], str(line.round), str(line.user), line.kind,
-                      f"{line.numbers:,}", f"{line.bytes:,}", line.question[:8], line.reason)
+        table.add_row(when, plain(line.run[:8]), str(line.round), plain(str(line.user)), line.kind,
+                      f"{line.numbers:,}", f"{line.bytes:,}", line.question[:8],
+                      plain(line.reason))
     console.print(table)
     left = [line for line in lines if not line.reason]
     say(f"{len(left):,} answers with {sum(line.numbers for line in left):,} numbers left, "
         f"{len(lines) - len(left):,} were refused.")
     if spent:
         console.print(grid(f"Spent at delta = {delta:g}", ("user", "epsilon"),
-                           [(str(name), f"{epsilon:.4g}") for name, epsilon in spent.items()],
-                           right=("epsilon",)))
+                           [(str(name), "none holds" if epsilon is None else f"{epsilon:.4g}")
+                            for name, epsilon in held.items()], right=("epsilon",)))
+    if spent and None in held.values():
+        say(f"No epsilon holds for users of whom exact answers left this node, and "
+            f"{many(sum(exact.values()), 'exact answer')} did. The noise of their releases "
+            "protects nothing that these had given away.")
+
+
+@command.command()
+def check(config: _NodeConfig) -> None:
+    """What a node with this configuration would do: a dry run for its owner, at the node.
+
+    CONFIG is what the node is started with: a TOML file, or KEY=VALUE as for --node-config. The
+    data are read; columns, users, limits and what is left of the budget are shown, and which
+    questions would be answered and which refused. Nothing is sent or written.
+
+    Example: coterie federate check 'data="csv" path="/data/visits.csv" user="patient"'
+    """
+    found = rehearse(read_config(config))
+    for name, text in found.facts:
+        say(f"{name:14} {text}")
+    if found.answered:
+        console.print(grid("Questions", ("kind", "users who answer", "others are refused because"),
+                           [(kind, f"{users:,}", reason) for kind, users, reason in found.answered],
+                           right=("users who answer",), fixed=("kind",)))
+    if any(name == "problem" for name, _ in found.facts):
+        raise typer.Exit(2)
 
 
 @command.command()

@@ -53,6 +53,8 @@ def run_fit(data: options.Table, user: options.User = "", target: options.Target
             max_groups: options.MaxGroups = _DEFAULTS.max_groups or 0,
             tol: options.Tol = _DEFAULTS.tol, holdout: options.Holdout = _DEFAULTS.holdout,
             standardize: options.Standardize = _DEFAULTS.standardize,
+            average: options.Averaging = _DEFAULTS.average,
+            curves: options.Curves = _DEFAULTS.curves, scale: options.ScaleName = _DEFAULTS.scale,
             seed: options.Seed = _DEFAULTS.seed, out: options.Out = Path("run"),
             resume: options.Resume = False, overwrite: options.Overwrite = False,
             threads: options.Threads = None, quiet: options.Quiet = False,
@@ -72,7 +74,8 @@ def run_fit(data: options.Table, user: options.User = "", target: options.Target
     """
     settings = Settings(loss=loss, lam=options.parse_lam(lam), weights=weights,
                         count=cast(Any, count), ridge=ridge, n_lams=n_lams, tol=tol, seed=seed,
-                        max_groups=max_groups or None, holdout=holdout, standardize=standardize)
+                        max_groups=max_groups or None, holdout=holdout, standardize=standardize,
+                        average=average, curves=curves, scale=scale)
     fitted = _fit(data, settings, as_json, user=user, target=target, features=features, drop=drop,
                   separator=separator, task=task, folder=out, resume=resume, overwrite=overwrite)
     if as_json:
@@ -199,6 +202,7 @@ def _format(value: Any) -> str:
 def run_predict(
     run: options.RunFolder, table: _New, out: _Predictions = Path("predictions.csv"),
     separator: options.Separator = "", only_predictions: _Only = False,
+    interval: options.Interval = 0.0,
     quiet: options.Quiet = False, as_json: options.Json = False) -> None:
     """Predict every row of a table by the model of the row's user.
 
@@ -210,6 +214,8 @@ def run_predict(
     cluster.
 
     Example: coterie predict run new.csv --out predictions.csv
+
+    Example: coterie predict run new.csv --interval 0.9
     """
     # 1. What predicts: a run, or the models that a node keeps.
     complete = (run / "run.json").exists() or not holds_models(run)
@@ -223,7 +229,7 @@ def run_predict(
     if not is_input(table) and out.resolve() == table.resolve():
         raise InvalidInput(f"{out} is the table itself", remedy="Name another file with --out")
     # 2. The predictions, written.
-    predicted = fitted.predict_table(table, separator=separator)
+    predicted = fitted.predict_table(table, separator=separator, interval=interval or None)
     frame = to_frame(predicted.columns) if only_predictions else predicted.joined()
     printer = error if is_input(out) else console
     if is_input(out):

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from coterie.base.errors import ROW, CoterieWarning, InvalidInput
-from coterie.base.types import Array, Ints
+from coterie.base.types import Array, Flags, Ints
 from coterie.data.frames import Cells
 from coterie.data.validation import show
 
@@ -23,6 +23,9 @@ OTHER = "(other)"
 LOCAL = re.compile("[$€£]? ?[+-]?(\\d+|\\d{1,3}([,.' \u00a0\u202f]\\d{3})+)([.,]\\d+)? ?[%$€£]?"
                    "|\\d{4}[./-]\\d{1,2}[./-]\\d{1,2}( "
                    ".*)?|\\d{1,2}[./-]\\d{1,2}[./-](\\d{4}|\\d\\d)( .*)?")
+_COMMA = re.compile("[+-]?\\d+,\\d+(e[+-]?\\d+)?")
+#: Kinds of cells that can be levels or classes.
+CLASSES_OF = ("text", "number", "flag", "empty")
 AS_LEARNED = "Correct it, or fit again with this table"
 #: What a column of each kind holds, in words.
 HOLDS = {"number": "numbers", "flag": "truth values", "date": "dates", "duration": "durations",
@@ -62,13 +65,30 @@ class Column:
                else [f"{self.name} (days)" if self.kind in ("date", "duration") else self.name])
         return (*own, *([f"{self.name} missing"] * self.missing))
 
-    def encode(self, cells: Cells) -> Array:
-        """The encoded columns, (n_rows, n_labels)."""
+    def encode_any(self, cells: Cells) -> Array:
+        """The encoded columns of any cells, each row independently of the others: unknown levels
+        are as in `encode`, and what is no number or too large is filled in.
+        """
+        if self.kind == "category":
+            with warnings.catch_warnings(action="ignore", category=CoterieWarning):
+                return self.encode(cells if cells.kind in CLASSES_OF else cells._replace(
+                    kind="empty", missing=np.ones(len(cells.missing), dtype=bool)))
+        values, missing = numbers_of(cells, self.kind, self.origin)
+        encoded = np.zeros((len(missing), len(self.labels)))
+        if self.missing:
+            encoded[:, -1] = missing
+        encoded[:, 0] = np.where(missing, self.fill, values)
+        return encoded
+
+    def encode(self, cells: Cells, known: Collection[str] | None = None) -> Array:
+        """The encoded columns, (n_rows, n_labels); of a category, only known levels are told
+        apart, all of them if None.
+        """
         encoded = np.zeros((len(cells.missing), len(self.labels)))
         if self.missing:
             encoded[:, -1] = cells.missing
         if self.kind == "category":
-            index = self._level_index(cells)
+            index = self._level_index(cells, known)
             known = (index >= 0) & (index < len(self.labels) - self.missing)
             encoded[np.flatnonzero(known), index[known]] = 1.0
             encoded[index < 0, 0] = self.fill
@@ -87,7 +107,7 @@ class Column:
         encoded[:, 0] = np.where(cells.missing, self.fill, values)
         return encoded
 
-    def _level_index(self, cells: Cells) -> Ints:
+    def _level_index(self, cells: Cells, only: Collection[str] | None) -> Ints:
         """The encoded column of each row's level: -1 for none, after the last for the reference."""
         if cells.kind not in ("text", "number", "flag", "empty"):
             raise InvalidInput(f"The column must hold texts, it holds {HOLDS[cells.kind]}",
@@ -95,16 +115,43 @@ class Column:
         texts, codes = as_texts(cells)
         known = positions((*self.levels, *([] if self.reference is None else [self.reference])),
                           cells)
+        if only is not None:
+            plain = {text if cells.kind == "text" else text_key(text) for text in only}
+            known = {text: index for text, index in known.items() if text in plain}
         unknown = len(self.levels) if self.pooled else -1
         index = np.where(cells.missing, -1,
                          np.array([known.get(text, unknown) for text in texts])[codes])
         new = [texts[code] for code in np.unique(codes[(index < 0) & ~cells.missing])]
-        if new:
+        if new and only is None:
             becomes = ("all its columns are 0" if self.reference is None
                        else "it is filled with its mean")
             warnings.warn(f"Column {self.name!r} has levels that are not known, {show(*new)}: "
                           f"{becomes} there.", CoterieWarning, stacklevel=5)
         return index
+
+
+def numbers_of(cells: Cells, kind: str = "number", origin: float = 0.0) -> tuple[Array, Flags]:
+    """The cells as numbers, each by itself, and which of them are none or too large."""
+    values, missing = np.asarray(cells.values, dtype=np.float64), cells.missing
+    if cells.kind == "text":
+        parsed = np.array([_number_of(text) for text in cells.levels])
+        values = parsed[cells.values] if kind in ("number", "flag") else values * np.nan
+    elif kind in ("date", "duration") or cells.kind in ("date", "duration", "other"):
+        values = in_days(kind, values, origin) if cells.kind == kind else values * np.nan
+    with np.errstate(invalid="ignore"):
+        wrong = missing | ~(np.abs(values) <= LARGEST)
+    return np.where(wrong, 0.0, values), wrong
+
+
+def _number_of(text: str) -> float:
+    """The number or truth value that a text says; nan if none."""
+    text = text.strip().lower()
+    if _COMMA.fullmatch(text):
+        text = text.replace(",", ".")
+    try:
+        return float({"true": "1", "false": "0"}.get(text, text))
+    except ValueError:
+        return float("nan")
 
 
 def as_texts(cells: Cells) -> tuple[list[str], Ints]:

@@ -34,7 +34,7 @@ users are clustered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -43,10 +43,12 @@ import numpy as np
 from coterie.base.errors import ROW, InvalidInput
 from coterie.base.types import Array, Flags
 from coterie.data.columns import (
+    CLASSES_OF,
     LOCAL,
     as_texts,
     check_size,
     first_text,
+    numbers_of,
     positions,
     text_key,
 )
@@ -220,12 +222,14 @@ class Recipe:
                                  "bool": lambda text: text == "True"}
         return tuple(map(kinds[self.class_kind], self.classes))
 
-    def matrix(self, frame: Any) -> tuple[Array, list[Any]]:
+    def matrix(self, frame: Any, *, lenient: bool = False,
+               known: Mapping[str, Collection[str]] | None = None) -> tuple[Array, list[Any]]:
         """The encoded columns of every row in the table's order, and the user of each row.
 
         Parameters
         ----------
         frame : a polars frame with the user column and the columns learned from.
+        lenient, known : see `encode`.
 
         Returns
         -------
@@ -247,11 +251,14 @@ class Recipe:
         for column in self.columns:
             # Levels are compared as texts: "01" is not "1".
             cells = read_cells(frame[column.name], parse=column.kind != "category")
-            X[:, start:start + len(column.labels)] = column.encode(cells)
+            X[:, start:start + len(column.labels)] = (
+                column.encode_any(cells) if lenient
+                else column.encode(cells, None if known is None else known.get(column.name, ())))
             start += len(column.labels)
         return X, list(range(len(frame))) if self.user is None else row_names(frame[self.user])
 
-    def encode(self, frame: Any, *, targets: bool = True) -> Users:
+    def encode(self, frame: Any, *, targets: bool = True, lenient: bool = False,
+               known: Mapping[str, Collection[str]] | None = None) -> Users:
         """The table's users, not standardised.
 
         Parameters
@@ -259,6 +266,11 @@ class Recipe:
         frame : a polars frame with the columns learned from.
         targets : whether targets are encoded as well, as class numbers or numbers; rows without one
             are left out, as are rows without a user.
+        lenient : whether every value is encoded, one row independently of the others: what is no
+            number is filled in, unknown levels are "other", rows of an unknown class are left out,
+            and a user stays even without rows.
+        known : of columns of texts, the levels that are told apart here; the others are unknown,
+            whether there are such rows or not. All of them if None.
 
         Raises
         ------
@@ -266,13 +278,15 @@ class Recipe:
             that is new.
         """
         frame = as_frame(frame)
-        X, names = self.matrix(frame)
+        X, names = self.matrix(frame, lenient=lenient, known=known)
         kept, y = np.array([name is not None for name in names], dtype=bool), None
         if not kept.any():
             raise InvalidInput("The user is missing in all rows", where=f"column {self.user!r}",
                                remedy="Name the owner of each row")
         if targets and self.target is not None:
-            y, answered = self._answers(frame, kept)
+            y, answered = self._answers(frame, kept, lenient)
+            if lenient:
+                return _with_all_users(X, y, names, kept & answered, self.feature_names)
             if not (kept & answered).any():
                 raise InvalidInput("The target is missing in all rows",
                                    where=f"column {self.target!r}",
@@ -283,7 +297,27 @@ class Recipe:
             X, y, names = X[rows], None if y is None else y[rows], [names[row] for row in rows]
         return Users.from_arrays(X, y, names, feature_names=self.feature_names)
 
-    def _answers(self, frame: Any, owned: Flags) -> tuple[Array, Flags]:
+    def check_levels(self, frame: Any) -> None:
+        """Refuse a table that has none of the levels of a column: they mean something else there.
+
+        Raises
+        ------
+        InvalidInput : with the column, its levels, and what the table has instead.
+        """
+        for column in self.columns:
+            if column.kind != "category":
+                continue
+            cells = read_cells(frame[column.name], parse=False)
+            texts, codes = as_texts(cells)
+            levels = (*([] if column.reference is None else [column.reference]), *column.levels)
+            known = positions(levels, cells)
+            seen = [texts[code] for code in np.unique(codes[~cells.missing])]
+            if seen and not any(text in known for text in seen):
+                raise InvalidInput(f"None of the levels {show(*levels)} is in the table, which has "
+                                   f"{show(*seen[:3])}", where=f"column {column.name!r}",
+                                   remedy="Name the levels as they are written there")
+
+    def _answers(self, frame: Any, owned: Flags, lenient: bool) -> tuple[Array, Flags]:
         """Targets as numbers, and which rows have one; new classes are refused in rows that have a
         user.
         """
@@ -291,6 +325,9 @@ class Recipe:
             raise InvalidInput(f"There is no column {show(self.target)}",
                                remedy=suggest(self.target, frame.columns))
         series, target = frame[self.target], str(self.target)
+        if self.task != "classification" and lenient:
+            values, missing = numbers_of(read_cells(series))
+            return np.where(missing, 0.0, values), ~missing
         if self.task != "classification":
             cells = target_cells(series, target, self.task)
             return cells.values.astype(np.float64), ~cells.missing
@@ -300,6 +337,9 @@ class Recipe:
         texts, codes = as_texts(cells)
         known = positions(self.classes, cells)
         numbers = np.array([known.get(text, -1) for text in texts])[codes]
+        if lenient:
+            return (np.maximum(numbers, 0).astype(np.float64),
+                    ~cells.missing & (numbers >= 0) & np.isin(cells.kind, CLASSES_OF))
         new = np.flatnonzero((numbers < 0) & ~cells.missing & owned)
         if new.size:
             raise InvalidInput(f"The class {show(texts[codes[new[0]]])} is not among those learned",
@@ -325,6 +365,20 @@ class Recipe:
         except (KeyError, TypeError) as error:
             raise InvalidInput(f"This is no recipe: {error}",
                                remedy="Pass what Recipe.to_json gives") from error
+
+
+def _with_all_users(X: Array, y: Array, names: list[Any], kept: Flags,
+                    columns: tuple[str, ...]) -> Users:
+    """The rows that are kept, of all users that are named, some of whom may have none."""
+    named = np.flatnonzero([name is not None for name in names])
+    users = Users.from_arrays(X[named], np.arange(len(named), dtype=float),
+                              [names[row] for row in named], feature_names=columns)
+    assert users.targets is not None
+    order = named[users.targets.astype(np.int64)]  # rows of the table, by user
+    counts = np.bincount(users.owner[kept[order]], minlength=users.n_users)
+    order = order[kept[order]]
+    return Users(X[order], y[order], np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+                 users.names, columns)
 
 
 # ---- the rules: from facts about a table to its recipe

@@ -9,6 +9,7 @@ skipped. Messages count the lines of the file from 1.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import csv
 import gzip
 import hashlib
@@ -17,8 +18,9 @@ import json
 import lzma
 import sys
 import warnings
+import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from coterie.base.errors import CoterieWarning, InvalidInput, MissingExtra
+from coterie.base.machine import free_memory
 from coterie.base.types import Flags, Ints
 from coterie.data.frames import (
     check_readable,
@@ -46,6 +49,10 @@ COMPLETE = "Check that it was written completely"
 SAVE = "Save it as UTF-8 CSV or as Parquet"
 #: How packed files start, and how their names end.
 PACKED = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+# What a packed file may unpack to: so many bytes, or so many times its own size.
+_SMALL, _RATIO = 1 << 28, 200
+_CHUNK, _PART = 1 << 22, 1 << 12
+MOST_COLUMNS = 100_000
 # What was read from standard input: it can be read once only.
 _input: tuple[Any, bytes] | None = None
 
@@ -79,6 +86,7 @@ def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
         return read_parquet(path, raw)
     name, content = shown(path), raw or b""
     if kind == "excel":
+        _check_workbook(name, content)
         frame = read_excel(name, content)
         return frame[find_filled_rows(frame)]
     if kind == "json":
@@ -156,11 +164,23 @@ def _open(path: str | PathLike[str]) -> tuple[str, bytes | None]:
     return "json" if name in JSON_LINES or _is_object(raw) else "csv", raw
 
 
+def _check_workbook(path: str, raw: bytes) -> None:
+    """Refuse a workbook that unpacks to too much."""
+    size = 0
+    with (contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError),
+          zipfile.ZipFile(io.BytesIO(raw)) as parts):  # one of before 2007, or the reader complains
+        size = sum(part.file_size for part in parts.infolist())
+    if size > most_unpacked(len(raw)):
+        raise too_large(path, len(raw), most_unpacked(len(raw)))
+
+
 def _is_object(raw: bytes) -> bool:
     """Whether the first line is a JSON object, which no header of a CSV file is."""
     first = raw[:1 << 20].lstrip().split(b"\n", 1)[0]
     try:
         return first.startswith(b"{") and isinstance(json.loads(first), dict)
+    except RecursionError:  # nested deeper than any table
+        return True
     except ValueError:
         return False
 
@@ -185,6 +205,10 @@ def _read_records(path: str, raw: bytes,
     if len(separator) != 1 or not separator.isascii() or separator in '"\r\n':
         raise InvalidInput(f"The separator must be one character, got {separator!r}",
                            remedy="For example ';'")
+    width = data.count(separator.encode(), 0, data.index(b"\n")) + 1
+    if width > MOST_COLUMNS:
+        raise InvalidInput(f"The table has {width:,} columns, and there can be {MOST_COLUMNS:,}",
+                           where=path, remedy="Leave columns out, or give it one row per value")
     n = _check_records(path, data, separator.encode(), bool(skipped))
     data = _drop_blank_lines(data)
     end = int(next(newlines for newlines in _find_marks(data, b"\n") if newlines.size)[0]) + 1
@@ -426,28 +450,66 @@ def unpack(path: str | PathLike[str], raw: bytes) -> bytes:
     MissingExtra : zstandard, for files packed with zstd, is not installed.
     """
     ending = next((ending for mark, ending in PACKED.items() if raw.startswith(mark)), "")
-    unpackers = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress,
-                 ".zst": _unpack_zstd}
+    if not ending:
+        return raw
     try:
-        return unpackers[ending](raw) if ending else raw
+        return _within(path, len(raw), _unpack_zstd(raw) if ending == ".zst"
+                       else _read_all(_OPEN[ending](io.BytesIO(raw))))
+    except InvalidInput:
+        raise
     except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         raise InvalidInput("The compressed file cannot be read: it is damaged or cut short",
                            where=str(path), remedy="Copy or download it again") from error
 
 
-def _unpack_zstd(raw: bytes) -> bytes:
+def most_unpacked(packed: int) -> float:
+    """Bytes that a packed file of this size may hold: more is no table, but a trap."""
+    return min(max(_SMALL, _RATIO * packed), 0.4 * free_memory())
+
+
+def _within(path: str | PathLike[str], packed: int, chunks: Iterable[bytes]) -> bytes:
+    """The chunks together; refused as soon as they are too many."""
+    parts, size, most = list[bytes](), 0, most_unpacked(packed)
+    for chunk in chunks:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > most:
+            raise too_large(path, packed, most)
+    return b"".join(parts)
+
+
+def too_large(path: str | PathLike[str], packed: int, most: float) -> InvalidInput:
+    """The refusal of a packed file that unpacks to too much."""
+    return InvalidInput(f"{packed:,} packed bytes are more than {most / 2**20:,.0f} MiB unpacked",
+                        where=str(path), remedy="Unpack the file yourself if you trust it, and if "
+                        "there is memory for the table")
+
+
+#: How packed bytes are opened; zstd is a library of its own.
+_OPEN: dict[str, Callable[[io.BytesIO], io.BufferedIOBase]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
+
+
+def _read_all(file: io.BufferedIOBase) -> Iterator[bytes]:
+    with file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def _unpack_zstd(raw: bytes) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
         raise MissingExtra("zstandard", "tables", "Reading files packed with zstd") from error
-    parts = []
+    at = 0
     try:
-        while raw:  # a file may be several frames, one after the other
+        while at < len(raw):  # a file may be several frames, one after the other
             frame = zstandard.ZstdDecompressor().decompressobj()
-            parts.append(frame.decompress(raw))
+            while not frame.eof and at < len(raw):  # little at a time, which may become much
+                part = raw[at:at + _PART]
+                yield frame.decompress(part)
+                at += len(part) - len(frame.unused_data)
             if not frame.eof:
                 raise EOFError
-            raw = frame.unused_data
     except zstandard.ZstdError as error:
         raise EOFError from error
-    return b"".join(parts)

@@ -83,6 +83,7 @@ def read_json_lines(path: str, content: Callable[[], list[tuple[int, bytes]]]) -
         if not lines:
             raise InvalidInput("The file is empty", where=path,
                                remedy="Check that it was written completely")
+        _check_depth(path, lines)
         try:
             frame = pl.read_ndjson(b"\n".join(line for _, line in lines), infer_schema_length=None)
         except pl.exceptions.PolarsError:
@@ -95,6 +96,19 @@ def read_json_lines(path: str, content: Callable[[], list[tuple[int, bytes]]]) -
         return frame
 
     return _unfold(_read(path, read))
+
+
+def _check_depth(path: str, lines: Iterable[tuple[int, bytes]]) -> None:
+    """Refuse a line that is nested deeper than any table, which parsers may not survive."""
+    for number, line in lines:
+        if line.count(b"[") + line.count(b"{") <= _DEEPEST:
+            continue
+        letters = np.frombuffer(line, np.uint8)
+        steps = np.isin(letters, (91, 123)).astype(int) - np.isin(letters, (93, 125))
+        if int(np.cumsum(steps).max()) > _DEEPEST:
+            raise InvalidInput(f"JSON is nested more than {_DEEPEST} deep",
+                               where=f"line {number} of {path}",
+                               remedy="Write one plain object per line")
 
 
 def _check_objects(path: str, lines: Iterable[tuple[int, bytes]]) -> None:
@@ -247,6 +261,7 @@ def write_parquet(columns: Any, path: str | PathLike[str]) -> None:
 
 # ---- columns of a polars frame, of any type
 
+_DEEPEST = 100  # objects and lists in each other, in a line of JSON
 #: Cells without a value, in capitals or not.
 MISSING = ("", "na", "n/a", "nan", "null", "?", "-", "#n/a", "<na>")
 # Numbers whose decimal mark is the comma: 1,5 and 1.234,5 and 1,5e-3. The others may be thousands:

@@ -24,7 +24,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from coterie.base.errors import CoterieWarning, InvalidInput
-from coterie.base.types import Array
+from coterie.base.types import Array, Ints
 from coterie.convex.choice import accuracy, explained_deviance, explained_variance
 from coterie.data.encoding import Task
 from coterie.data.users import Users
@@ -32,6 +32,7 @@ from coterie.data.validation import Rows, group, show, suggest
 from coterie.estimators.shared import fit_quietly, keep, scored_without_users, settings_of
 from coterie.fitting import Settings
 from coterie.fitting.predictions import models_by_name
+from coterie.losses import LOSSES
 from coterie.problem.newcomers import Joined
 
 #: The one user of a fit without users.
@@ -58,7 +59,9 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
                  k: int = Settings.k, tol: float = Settings.tol, holdout: float | None = None,
                  standardize: bool = Settings.standardize, unknown: str = "together",
                  random_state: Any = Settings.seed, count: str = Settings.count,
-                 user_column: Any = None, no_users: str = "auto") -> None:
+                 user_column: Any = None, no_users: str = "auto",
+                 average: str = Settings.average, curves: str = Settings.curves,
+                 scale: str = Settings.scale) -> None:
         self.lam = lam
         self.weights = weights
         self.count = count
@@ -74,6 +77,9 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.user_column = user_column
         self.no_users = no_users
+        self.average = average
+        self.curves = curves
+        self.scale = scale
 
     def _fit(self, X: Array, y: Array, users: Any, task: Task) -> Self:
         """Fit to checked rows, and targets as numbers."""
@@ -205,8 +211,10 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
                                remedy="Pass one name per row")
         return rows
 
-    def _find_models(self, X: Any, users: Any) -> tuple[Array, Array]:
-        """Checked rows, and (n_rows, dim) the model of each one's user."""
+    def _find_models(self, X: Any, users: Any) -> tuple[Array, Array, Ints]:
+        """Checked rows, (n_rows, dim) the model of each one's user, and its position among users
+        and newcomers.
+        """
         check_is_fitted(self)
         X, users = self._split_owners(X, users)
         X = validate_data(self, X, reset=False, dtype=np.float64)
@@ -225,11 +233,16 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
                 raise InvalidInput(
                     f"there is no model for {len(unknown)} user(s)", where=f"user {show(*unknown)}",
                     remedy="Call personalize with a few of their rows, or set unknown='together'")
-        return X, models[rows.codes]
+        return X, models[rows.codes], index[rows.codes]
 
 
 def _has_probabilities(classifier: Any) -> bool:
-    return classifier.loss != "squared_hinge"
+    """Whether margins are logarithms of odds, which extend to several classes, too."""
+    return classifier.loss not in LOSSES or LOSSES[classifier.loss].log_odds
+
+
+def _counts(regressor: Any) -> bool:
+    return regressor.loss in LOSSES and LOSSES[regressor.loss].task == "counts"
 
 
 class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[misc]
@@ -268,15 +281,20 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         predict need them too, and a search that would score without them is refused, so that
         whatever drops `users` is noticed. "error" raises in `fit`, too; "together" never does, and
         predicts with the pooled model.
+    average : "auto" averages several kinds of models where that predicts rows left out clearly
+        better than one; "off" keeps the one kind that was chosen.
+    curves : of an average: "auto" for curves of columns, "off" for straight columns.
+    scale : of an average: "auto" also tries logarithms of positive targets and columns, "level"
+        none, "log" these only.
 
     Attributes
     ----------
     users_ : (n_users,) their names, sorted if possible.
     labels_, n_clusters_ : (n_users,) the group of each user, from 0; and the number of groups.
     classes_ : the classes, sorted.
-    coef_, intercept_ : (n_users, n_features) and (n_users,), with more than two classes (n_users,
-        n_classes, n_features) and (n_users, n_classes); in the units of X and in the order of
-        `users_`.
+    coef_, intercept_ : of the kind that was chosen, alone or as a part of an average; (n_users,
+        n_features) and (n_users,), with more than two classes (n_users, n_classes, n_features) and
+        (n_users, n_classes); in the units of X and in the order of `users_`.
     lam_, gap_ : penalty strength, and the certified relative gap.
     scores_ : scores on held-out rows, or None.
     newcomers_ : names and models (in the solver's units) of the users added by `personalize`.
@@ -348,7 +366,11 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         >>> model.decision_function([[9.0]], users=["a"]) > 0
         array([ True])
         """
-        rows, models = self._find_models(X, users)
+        rows, models, index = self._find_models(X, users)
+        known = self.fit_._predictor()
+        if known.averages:
+            share = np.clip(known.told(rows, index, models)[0], 1e-300, 1.0 - 1e-16)
+            return np.asarray(np.log(share) - np.log1p(-share))
         t = self.fit_.units.margins(rows, models)
         return t[:, 1] - t[:, 0] if t.ndim == 2 and t.shape[1] == 2 else t
 
@@ -404,7 +426,11 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         >>> model.predict_proba([[9.0]], users=["a"]).shape
         (1, 2)
         """
-        rows, models = self._find_models(X, users)
+        rows, models, index = self._find_models(X, users)
+        known = self.fit_._predictor()
+        if known.averages:
+            share = known.told(rows, index, models)[0]
+            return np.stack([1.0 - share, share], axis=1)
         return self.fit_.units.probabilities(rows, models)
 
     def score(self, X: Any, y: Any, users: Any = None, *, sample_weight: Any = None) -> float:
@@ -440,9 +466,10 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         check_classification_targets(y)
         if reset:
             self.classes_ = np.unique(y)
-            if len(self.classes_) > 2 and self.loss == "squared_hinge":
-                raise InvalidInput("Only binary classification is supported by the squared hinge. "
-                                   f"The type of the target is {type_of_target(y)}",
+            if len(self.classes_) > 2 and not _has_probabilities(self):
+                raise InvalidInput("Only binary classification is supported by the "
+                                   f"{self.loss.replace('_', ' ')}. The type of the target is "
+                                   f"{type_of_target(y)}",
                                    remedy="Use the loss 'logistic'")
         codes = np.clip(np.searchsorted(self.classes_, y), 0, len(self.classes_) - 1)
         new = np.flatnonzero(self.classes_[codes] != y)
@@ -454,7 +481,7 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = self.loss != "squared_hinge"
+        tags.classifier_tags.multi_class = _has_probabilities(self)
         return tags
 
 
@@ -507,7 +534,7 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         """
         X, users = self._split_owners(X, users)
         X, y = self._checked(X, y, reset=True)
-        return self._fit(X, y, users, "counts" if self.loss == "poisson" else "regression")
+        return self._fit(X, y, users, "counts" if _counts(self) else "regression")
 
     def predict(self, X: Any, users: Any = None) -> Array:
         """The target, or the mean count, of each row, predicted by its user's model.
@@ -532,7 +559,10 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         >>> model.predict([[4.0]], users=["a"]).round(1).tolist()
         [9.0]
         """
-        rows, models = self._find_models(X, users)
+        rows, models, index = self._find_models(X, users)
+        known = self.fit_._predictor()
+        if known.averages:
+            return known.told(rows, index, models)[0]
         return self.fit_.units.predict(rows, models)
 
     def score(self, X: Any, y: Any, users: Any = None, *, sample_weight: Any = None) -> float:
@@ -571,5 +601,5 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = self.loss == "poisson"
+        tags.target_tags.positive_only = _counts(self)
         return tags

@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,13 +32,14 @@ from coterie.base.machine import free_memory
 from coterie.base.storage import json_ready, write_atomically
 from coterie.data.columns import Column
 from coterie.data.encoding import Recipe
-from coterie.data.merging import MOST_COLUMNS, check_summary, is_count, is_name, is_text, merge
+from coterie.data.merging import MOST_COLUMNS, check_summary, is_count, is_name, is_text
 from coterie.data.participants import Participants
 from coterie.data.scaling import Standardizer
 from coterie.data.summary import TableSummary
 from coterie.data.users import Moments, Users
 from coterie.data.validation import show, split_names
 from coterie.federated import plausible
+from coterie.federated.admission import columns_of, of_one_kind, recipe_of
 from coterie.federated.client import Data
 from coterie.federated.private.policy import Privacy
 from coterie.federated.protocol.messages import REFUSES, Batch, Message
@@ -194,8 +195,9 @@ class Agreement:
         """The loss of all users."""
         return make_loss(self.loss, self.loss_options) if self.units is None else self.units.loss
 
-    def given(self, source: Users | Table) -> Users:
-        """A node's rows as numbers, in the table's own units."""
+    def given(self, source: Users | Table, *, lenient: bool = False,
+              known: Mapping[str, Collection[str]] | None = None) -> Users:
+        """A node's rows as numbers, in the table's own units; see `Recipe.encode`."""
         if isinstance(source, Table) != (self.recipe is not None):
             said = ("a table, and the federation agreed on prepared numbers" if self.recipe is None
                     else "prepared numbers, and the federation agreed on a table")
@@ -206,7 +208,7 @@ class Agreement:
         else:
             with located(source.place):
                 assert self.recipe is not None
-                users = self.recipe.encode(source.frame)
+                users = self.recipe.encode(source.frame, lenient=lenient, known=known)
         if not self.signs or users.targets is None:
             return users
         return replace(users, targets=0.5 * (users.targets + 1.0))
@@ -314,14 +316,14 @@ def agree(runtime: Carrier, deployment: Deployment, fit: Settings | None = None,
         return replace(Agreement.from_json(text), refused=read_aside(folder))
     # 1. Who is there.
     nodes, agreement = introduce(runtime, deployment.n_users, deployment.wait)
-    summaries = [node.summary for _, node in nodes if node.summary is not None]
     tables = [node for _, node in nodes if node.targets == "table"]
     # 2. How tables become numbers.
     recipe = None
     if privacy is not None and tables:
         recipe = public_recipe(tables, deployment, privacy)
-    elif summaries:
-        recipe = Recipe.from_summary(merge(summaries, tables=[label for label, _ in nodes]))
+    elif nodes[0][1].summary is not None:
+        recipe, nodes, reasons = recipe_of(nodes, getattr(runtime, "apart", False))
+        agreement = agreement.without(reasons) if reasons else agreement
     if recipe is not None:
         agreement = replace(agreement, recipe=recipe, features=recipe.feature_names)
     # 3. The task of a fit; or units and loss of a run.
@@ -344,26 +346,13 @@ def introduce(runtime: Carrier, n_users: int,
     """What the nodes say of themselves, and an agreement on who takes part; of prepared numbers
     also on columns.
     """
-    nodes = runtime.gather(n_users, wait)
+    apart: bool = getattr(runtime, "apart", False)
+    nodes, reasons = of_one_kind(runtime.gather(n_users, wait), apart)
     names = in_order(name for _, node in nodes for name in node.names)
-    with_table = [label for label, node in nodes if node.summary is not None]
-    without = [label for label, node in nodes if node.summary is None]
-    if with_table and without:
-        raise Incompatible(f"{with_table[0]} has a table, and {without[0]} prepared numbers. "
-                           "Give all nodes the same kind of data.")
-    return nodes, Agreement(names=names, features=() if with_table else _columns(nodes),
-                            run=uuid.uuid4().hex, refused=dict(runtime.refused))
-
-
-def _columns(nodes: Sequence[tuple[str, Introduction]]) -> tuple[str, ...]:
-    """The columns of prepared numbers, which must be the same everywhere."""
-    (first, one), *others = nodes
-    for label, node in others:
-        if node.features != one.features:
-            raise Incompatible(f"The nodes have different columns: {', '.join(one.features)} "
-                               f"({first}) and {', '.join(node.features)} ({label}). "
-                               "Give all of them the same features in the same order.")
-    return one.features
+    return nodes, Agreement(names=names, features=columns_of(nodes[0][1]) or (),
+                            run=uuid.uuid4().hex, refused={**runtime.refused, **{
+                                name: reason for name, reason in reasons.items()
+                                if name not in names}})
 
 
 def _settle_table(runtime: Carrier, deployment: Deployment, agreement: Agreement,

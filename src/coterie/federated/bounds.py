@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput, Refused, require
 from coterie.data.summary import TASKS
+from coterie.data.validation import split_names
 from coterie.federated.agreement import Agreement
 from coterie.federated.protocol.messages import SCHEMAS, Message, misfit, square
 from coterie.federated.sources import SOURCES
@@ -28,6 +29,9 @@ MOST_BYTES = 1 << 28  # of one query, and of an agreement
 _STEPS, _POINTS = 10_000, 10_000  # of training, of models
 _NUMBERS = 10**9  # of a data set
 _WORK = 1 << 27  # numbers of the Hessians that a question asks of one user
+# Points times rows times coordinates squared that a question may ask of one user: a few seconds.
+# So many points are always allowed.
+_COST, _CHEAP_POINTS, _COVARIANCES = 2.5e7, 256, 16
 _LARGEST, _FAR = 1e30, 1e12  # sizes of numbers, and of coordinates of models
 _ROUNDING = 1e-8  # of the eigenvalues of a covariance, relative
 _MODELS = ("model", "models", "centre", "anchor", "point", "others", "fitted", "alone", "together",
@@ -123,7 +127,7 @@ def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     Parameters
     ----------
     said : what the server says of the run.
-    own : the node's configuration.
+    own : the node's configuration of the data.
 
     Raises
     ------
@@ -132,7 +136,7 @@ def check_data(said: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """
     if "data" in own:
         for key in ("features", "drop"):
-            if said.get(key) and said[key] != own.get(key, ""):
+            if said.get(key) and split_names(str(said[key])) != split_names(str(own.get(key, ""))):
                 raise Refused(f"the server sets {key}, and the owner of the data decides which "
                               "columns are used", remedy=f"Set {key} in the node configuration")
         return
@@ -190,6 +194,34 @@ def objection(query: Message, dim: int, n_parts: int = 1) -> str | None:
     if query.kind == "pdmm":
         return "edges at their users are for users in one process; nodes store nothing"
     return _plain_objection(query.kind, arrays, dim)
+
+
+def too_much(query: Message, rows: int, dim: int) -> str:
+    """Why a question is more work than one may ask of a user, or an empty text: before the work.
+
+    Parameters
+    ----------
+    query : of a valid form.
+    rows : of the user.
+    dim : the length of a model.
+    """
+    arrays = query.arrays
+    points, cost = 1.0, float(rows) * dim * dim
+    if query.kind in ("evidence", "around"):
+        points = float(np.prod(arrays["centre"].shape[:-1])) + float(arrays.get("rank", 0))
+    elif query.kind in ("join", "expand"):
+        points = float(max((arrays[name].size for name in ("models", "anchor") if name in arrays),
+                           default=0)) / max(dim, 1)
+    elif query.kind == "train":
+        points, cost = float(arrays["steps"]), float(rows) * dim
+    elif query.kind == "home":
+        points = float(np.atleast_2d(arrays["covariance"]).shape[0])
+        if points > _COVARIANCES:
+            return f"it offers {points:,.0f} covariances, and {_COVARIANCES} are allowed"
+    if points > _CHEAP_POINTS and points * cost > _COST:
+        return (f"it asks about {points:,.0f} points, which is more work for {rows:,} rows than a "
+                "question may ask")
+    return ""
 
 
 def alike(query: Message, first: Message) -> bool:

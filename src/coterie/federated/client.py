@@ -68,6 +68,8 @@ class Data:
     keeper : the ledger of noisy releases; without one there are none.
     experiment : a seed of their noise, for experiments in one process; None for the operating
         system.
+    about : a digest of how rows became numbers.
+    grouping : what tells users apart: the name of the column, for the account of releases.
 
     Example
     -------
@@ -87,6 +89,8 @@ class Data:
     fits: bool = False
     keeper: NodeLedger | None = None
     experiment: int | None = None
+    about: str = ""
+    grouping: str = ""
 
     @classmethod
     def of(cls, users: Users, loss: Loss, held_out: Users | None = None) -> Data:
@@ -99,7 +103,8 @@ class Data:
 
     def release(self, user: int, question: ReleaseQuestion) -> bytes:
         """What a user releases, the same bytes each time."""
-        return release(self.samples.users.data, self.keeper, user, question, self.experiment)
+        return release(self.samples.users.data, self.keeper, user, question,
+                       experiment=self.experiment, about=self.about, grouping=self.grouping)
 
 
 def answer(data: Data, query: Query) -> Reply:

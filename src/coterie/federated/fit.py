@@ -38,7 +38,7 @@ from coterie.federated.agreement import (
 )
 from coterie.federated.algorithms.proof import Judgement, judged
 from coterie.federated.plausible import Statements
-from coterie.federated.private.federation import Releases, check_promise
+from coterie.federated.private.federation import Releases, keeping_promise
 from coterie.federated.private.policy import Privacy
 from coterie.federated.private.release import finished_at_home
 from coterie.federated.protocol.messages import Ragged, square, triangle
@@ -92,12 +92,21 @@ def fit_federation(runtime: Carrier, deployment: Deployment, settings: Settings,
     Incompatible : users who do not come or do not answer, or nodes whose data do not fit together.
     InvalidInput : data or settings that cannot be used, or that cannot be private.
     """
-    began, run = time.perf_counter(), run or FederationSettings()
-    folder = None if run.checkpoint is None else Path(run.checkpoint)
-    if privacy is not None:
-        check_promise(privacy, deployment, folder)
-        if isinstance(runtime, LocalNodes):
-            runtime.private, runtime.experiment = True, privacy.experiment
+    run = run or FederationSettings()
+    if privacy is None:
+        return _fit_federation(runtime, deployment, settings, run, None, progress)
+    if isinstance(runtime, LocalNodes):
+        runtime.private, runtime.experiment = True, privacy.experiment
+    with keeping_promise(privacy, deployment,
+                         None if run.checkpoint is None else Path(run.checkpoint)):
+        return _fit_federation(runtime, deployment, settings, run, privacy, progress)
+
+
+def _fit_federation(runtime: Carrier, deployment: Deployment, settings: Settings,
+                    run: FederationSettings, privacy: Privacy | None,
+                    progress: Callable[[Round], None] | None) -> Fit:
+    """The fit, in a folder of which it is known what it promises."""
+    began, folder = time.perf_counter(), None if run.checkpoint is None else Path(run.checkpoint)
     # 1. Who takes part, and what the columns are.
     agreement = agree(runtime, deployment, settings, privacy, folder)
     if privacy is None:

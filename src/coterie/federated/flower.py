@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,7 +28,7 @@ try:
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("flwr", "flower", "Running on Flower") from error
 
-from coterie.base.storage import private_folder, write_atomically
+from coterie.base.storage import locked, write_atomically
 from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.entry import describe, serve, write
@@ -44,7 +45,7 @@ from coterie.federated.protocol.messages import (
     digest,
 )
 from coterie.federated.session import Round
-from coterie.federated.settings import Deployment, complete, for_nodes
+from coterie.federated.settings import CONFIG, Deployment, complete, for_nodes
 from coterie.federated.sources import TableReader, in_order
 from coterie.output.runs import load_run
 
@@ -60,17 +61,24 @@ server = ServerApp()
 # ------------------------------------------------------------
 
 
+def _simulated() -> bool:
+    """Whether this process is a worker of Flower's simulation, and no node of its own."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 @client.query("users")
 def _introduce(message: Envelope, context: Context) -> Envelope:
     """Who is at this node, and what it says of its data."""
-    said = Node(message.content["config"], context.node_config, read=tables).introduce()
+    said = Node(message.content["config"], context.node_config, tables,
+                simulated=_simulated()).introduce()
     return Envelope(RecordDict({"users": ConfigRecord(said)}), reply_to=message)
 
 
 @client.train("answer")
 def _answer(message: Envelope, context: Context) -> Envelope:
     """The replies of the users of this node."""
-    node = Node(message.content["config"], context.node_config, tables)
+    node = Node(message.content["config"], context.node_config, tables, simulated=_simulated())
     answers = node.answer(message.content["queries"])
     return Envelope(RecordDict({"answers": ConfigRecord(answers.replies),
                                 "refusals": ConfigRecord(answers.refusals)}), reply_to=message)
@@ -83,10 +91,16 @@ def _answer(message: Envelope, context: Context) -> Envelope:
 class FlowerRuntime:
     """Carries queries through Flower's Grid. A round lasts until all have replied, or `deadline`
     seconds.
+
+    A user is at the node that was first to say so. A node that does not answer for a user of whom
+    it said so loses it to the next one that says so, and is set aside with all its users.
     """
 
+    apart = True  # nodes are of different owners
+
     def __init__(self, grid: Grid, config: Mapping[str, Any], *, deadline: float,
-                 poll: float = 0.1) -> None:
+                 poll: float = 0.1, max_users: int = CONFIG["max-users"]) -> None:
+        self.max_users = max_users
         self.grid, self.config, self.deadline, self.poll = grid, dict(config), deadline, poll
         self.agreement: Agreement | None = None
         self.home: dict[Any, int] = {}  # user -> node
@@ -157,6 +171,10 @@ class FlowerRuntime:
                 introduction = Introduction.from_json(str(said.get("introduction")))
             except InvalidInput as error:
                 introduction = self.refused[f"node {node}"] = _printable(error)
+        if not isinstance(introduction, str) and len(introduction.names) > self.max_users:
+            introduction = self.refused[f"node {node}"] = (
+                f"it says it holds {len(introduction.names):,} users, and a node may hold "
+                f"{self.max_users:,} (max-users)")
         holders = {name: other for name, other in self.home.items() if other in self.met}
         self.met[node] = introduction
         if isinstance(introduction, str):
@@ -199,7 +217,7 @@ class FlowerRuntime:
             for envelope in self._pulled(self.pending) if self.pending else ():
                 asked = self.pending.pop(envelope.metadata.reply_to_message_id, None)
                 if asked is not None and not envelope.has_error():
-                    self._open(envelope, asked[1], singles, refused)
+                    self._open(envelope, asked[0], asked[1], singles, refused)
                 elif asked is not None:
                     log.info("node %d did not answer: %s", asked[0],
                              envelope.error.reason or envelope.error.code)
@@ -218,13 +236,18 @@ class FlowerRuntime:
         return Envelope(content, node, "train.answer", ttl=10 * self.deadline,
                         group_id=str(queries.round))
 
-    def _open(self, envelope: Envelope, users: list[int], singles: list[tuple[int, Message]],
-              refused: list[tuple[int, str]]) -> None:
+    def _open(self, envelope: Envelope, node: int, users: list[int],
+              singles: list[tuple[int, Message]], refused: list[tuple[int, str]]) -> None:
         """The replies in an envelope, only of users who were asked in it, and what their node
         refuses.
         """
         answers, refusals = envelope.content.get("answers", {}), envelope.content.get("refusals",
             {})
+        strange = [k for k in users if isinstance(answers, Mapping) and isinstance(
+            refusals, Mapping) and json.dumps(self.names[k]) not in {*answers, *refusals}]
+        if strange:
+            self._disown(node, users, strange, refused)
+            return
         for k in users:
             reason = (refusals.get(json.dumps(self.names[k])) if isinstance(refusals, Mapping)
                       else None)
@@ -242,6 +265,19 @@ class FlowerRuntime:
                 refused.append((k, str(error).rstrip(".")))
                 continue
             singles.append((k, reply))
+
+    def _disown(self, node: int, users: list[int], strange: list[int],
+                refused: list[tuple[int, str]]) -> None:
+        """Set a node aside that said it holds users for whom it does not answer; those of its users
+        whom another node holds are there from now on.
+        """
+        reason = (f"its node says it holds user {self.names[strange[0]]!r}, and does not answer "
+                  "for it")
+        log.warning("node %d is set aside: %s", node, reason)
+        self.met[node] = self.refused[f"node {node}"] = reason
+        others = {name for said in self.met.values() if not isinstance(said, str)
+                  for name in said.names}
+        refused += [(k, f"{REFUSES}{reason}") for k in users if self.names[k] not in others]
 
     def snapshot(self) -> dict[str, Any]:
         return {}
@@ -287,8 +323,13 @@ def _main(grid: Grid, context: Context) -> None:
     """
     given = dict(context.run_config)
     deployment = Deployment.of(given)
+    with locked(deployment.out):
+        _run(grid, given, deployment)
+
+
+def _run(grid: Grid, given: dict[str, Any], deployment: Deployment) -> None:
+    """The run, in a folder that is held for it."""
     out = Path(deployment.out)
-    private_folder(out)
     # Of an earlier start.
     for name in ("joined.csv" if deployment.join else "run.json", "error.txt"):
         (out / name).unlink(missing_ok=True)
@@ -302,7 +343,7 @@ def _main(grid: Grid, context: Context) -> None:
             logger.info("%s", line)
 
         runtime = FlowerRuntime(grid, for_nodes(given), deadline=deployment.round_timeout,
-                                poll=deployment.poll)
+                                poll=deployment.poll, max_users=deployment.max_users)
         if deployment.join:
             run = load_run(deployment.join)
             newcomers = join_run(runtime, run, wait=deployment.wait, progress=progress)

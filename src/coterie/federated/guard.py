@@ -1,9 +1,9 @@
 """What the owner of a node allows: kinds of questions, how many, whose Hessians, and which rows are
 held out.
 
-All of it is in the node's configuration, and nothing of it can come from a server. Where the owner
-has not named the data, the server has: it owns them (a simulation), and everything but the size of
-a message is allowed.
+All of it is in the node's configuration (`coterie.federated.contract`), and nothing of it can come
+from a server. In a simulation the server owns the data, and everything but the size of a message is
+allowed.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, Refused, require
+from coterie.base.errors import Refused
 from coterie.base.types import Flags
 from coterie.data.frames import row_names
 from coterie.data.users import Users
+from coterie.federated.bounds import too_much
 from coterie.federated.client import Data
+from coterie.federated.contract import LEAST_ROWS, Contract
 from coterie.federated.private.ledger import LoggedAnswer, NodeLedger, Question
 from coterie.federated.private.release import PRIVATE
-from coterie.federated.protocol.messages import KINDS, Message
-from coterie.federated.settings import DATA, key_of
+from coterie.federated.protocol.messages import Message
 from coterie.federated.sources import SOURCES, Table
 from coterie.losses import Huber, HuberDistance, SquaredHinge
 
@@ -35,7 +36,6 @@ PUBLIC = "public"  # the split key of an owner to whom it does not matter which 
 _QUESTIONS, _KINKED_QUESTIONS, _LEAST_QUESTIONS = 1_000, 300, 100
 _KINKED = (SquaredHinge, Huber, HuberDistance)  # three gradients on a line single out a row
 _HESSIANS, _LEAST_HESSIANS = 100, 40  # one for every four rows, within these
-_LEAST_ROWS = 3  # means and sums of squares of one or two rows are the rows
 _SCALARS = 3  # beside a gradient: value, curvature, and a bound on it
 # Rows, and rows per coordinate, below which a fit's gradients give rows away.
 _FIT_ROWS, _FIT_ROWS_EACH = 30, 3
@@ -46,91 +46,40 @@ _PARTS = ("factor", "core", "basis")  # of one Hessian, however many numbers the
 _FREE_FIELDS = ("difference", "sign")  # the server can compute them from what it knows
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnerSettings:
-    """What the owner of a node says in its configuration, with hyphens in the names.
-
-    Parameters
-    ----------
-    ledger_dir : folder of the ledger; by default one below $XDG_STATE_HOME or ~/.local/state, by
-        the data.
-    allow : kinds of questions that are answered, separated by commas. If empty: with a budget,
-        those of a private federation; otherwise all.
-    consent : "hessians" if users with no more rows than coordinates send Hessians and second
-        moments too.
-    max_questions, max_hessians : how many questions about the same rows of a user are answered, one
-        for every d numbers of the answers, and how many Hessians; 0 for the defaults.
-    split_key : a secret from which it follows which rows are held out; random if empty, and by the
-        server's seed if "public".
-    budget_epsilon, budget_delta : what all noisy releases of a user may cost together; none are
-        made without it.
-    """
-
-    ledger_dir: str = ""
-    allow: str = ""
-    consent: str = ""
-    max_questions: int = 0
-    max_hessians: int = 0
-    split_key: str = ""
-    budget_epsilon: float | None = None
-    budget_delta: float | None = None
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            value, kinds = getattr(self, f.name), {"str": str, "int": int}.get(str(f.type),
-                (int, float))
-            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
-                raise InvalidInput(f"{key_of(f.name)} of the node is {value!r}", remedy="Give " + (
-                    "a text" if kinds is str else "an integer" if kinds is int else "a number"))
-        unknown = set(self.kinds) - set(KINDS)
-        if unknown:
-            raise InvalidInput(f"`allow` names {sorted(unknown)[0]!r}, which is no kind of "
-                               "question", remedy=f"Kinds are: {', '.join(KINDS)}")
-        require(self.consent in ("", "hessians"),
-                f"consent can be given to hessians, got {self.consent!r}", "Use hessians")
-        if self.max_questions < 0 or self.max_hessians < 0:
-            raise InvalidInput("max-questions and max-hessians must not be negative",
-                               remedy="Use 0 for the defaults")
-
-    @classmethod
-    def of(cls, own: Mapping[str, Any]) -> Self:
-        """From a node's configuration."""
-        return cls(**{f.name: own[key_of(f.name)] for f in fields(cls) if key_of(f.name) in own})
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds that `allow` names."""
-        return tuple(word for word in self.allow.replace(",", " ").split() if word)
-
-
 class Guard:
     """Decides for the owner of a node what leaves it, and enters everything that does.
 
     Parameters
     ----------
-    own : the node's configuration.
-    source : its data.
+    contract : what the owner has set.
+    source : the data of the node.
+    ledger : of its answers; the owner's unless given.
 
     Raises
     ------
-    InvalidInput : owner's settings that cannot be used.
+    InvalidInput : a ledger that cannot be used.
 
     Example
     -------
     >>> from coterie.datasets import ellipses
-    >>> guard = Guard({}, ellipses(seed=0).users)  # the data are the server's
+    >>> guard = Guard(Contract.of({"simulation": True}), ellipses(seed=0).users)
     >>> guard.owned, guard.holdout(0.2, 7)
     (False, (0.2, 7, 0))
     """
 
-    def __init__(self, own: Mapping[str, Any], source: Users | Table) -> None:
-        self.owned, self.source, self.settings = "data" in own, source, OwnerSettings.of(own)
-        self.consent = not self.owned or self.settings.consent == "hessians"
-        self.rows: dict[Any, str] = row_digests(source) if self.owned else {}
+    def __init__(self, contract: Contract, source: Users | Table,
+                 ledger: NodeLedger | None = None) -> None:
+        self.owned, self.source, self.settings = contract.owned, source, contract
+        self.consent = not self.owned or contract.consent == "hessians"
         self.columns = source.n_features if isinstance(source, Users) else source.n_columns
-        self.ledger = NodeLedger.of_owner(
-            self.settings.ledger_dir or default_folder(own), self.settings.budget_epsilon,
-            self.settings.budget_delta) if self.owned else NodeLedger(None)
+        self.ledger = ledger or NodeLedger.of_owner(
+            contract.ledger_dir or default_folder(contract), contract.budget_epsilon,
+            contract.budget_delta) if self.owned else NodeLedger(None)
+
+    @cached_property
+    def rows(self) -> dict[Any, str]:
+        """A digest of every user's rows."""
+        return row_digests(self.source) if self.owned else {}
 
     def __enter__(self) -> Self:
         return self
@@ -142,8 +91,8 @@ class Guard:
 
     def holdout(self, share: float, seed: int, task: str = "",
                 n_columns: int = 0) -> tuple[float, int, int]:
-        """Which rows are held out; of the owner's data by its own secret, and always the same
-        share.
+        """Which rows are held out; of the owner's data by its own secret, and always the share
+        that the owner has set, whoever asks first.
 
         Parameters
         ----------
@@ -157,20 +106,18 @@ class Guard:
 
         Raises
         ------
-        Refused : another share was held out of these rows before.
+        Refused : another share is asked for, which would be another split of the same rows.
         """
         if not self.owned:
             return share, seed, 0
-        least = (0 if self.consent else max(n_columns + 1, _LEAST_ROWS) if task == "regression"
-                 else _LEAST_ROWS)
+        least = (0 if self.consent else max(n_columns + 1, LEAST_ROWS) if task == "regression"
+                 else LEAST_ROWS)
         if self.settings.split_key == PUBLIC:
             return share, seed, least
-        if share > 0:
-            data = hashlib.sha256(json.dumps(sorted(self.rows.values())).encode()).hexdigest()
-            first = float(self.ledger.pinned(f"held-out {data}", lambda: repr(share)))
-            if first != share:
-                raise Refused(f"the share {first:g} of these rows was held out before, and "
-                              f"{share:g} is asked for now", remedy=f"Use holdout = {first:g}")
+        own = self.settings.holdout
+        if share not in (0, own):
+            raise Refused(f"the owner of the node lets the share {own:g} of the rows be held out, "
+                          f"and {share:g} is asked for", remedy=f"Use holdout = {own:g}")
         return share, self.secret, least
 
     @property
@@ -200,9 +147,8 @@ class Guard:
 
     def objection(self, data: Data, user: int, query: Message) -> str:
         """Why the owner does not allow this question, or an empty text."""
-        kind, kinds = query.kind, self.settings.kinds
-        if (kinds and kind not in kinds) or (not kinds and self.settings.budget_epsilon is not None
-                                             and kind not in PRIVATE):
+        kind, kinds = query.kind, self.settings.allowed_kinds
+        if (kinds and kind not in kinds) or (self.settings.private and kind not in PRIVATE):
             return f"the owner of the node does not allow questions of the kind {kind!r}"
         if self.consent or kind in PRIVATE:
             return ""
@@ -221,9 +167,34 @@ class Guard:
                     'has not consented (consent = "hessians" in the node configuration, or a '
                     'private release with an '
                     "epsilon)")
-        if kind in ("describe", "facts") and rows < _LEAST_ROWS:
-            return f"it has fewer than {_LEAST_ROWS} rows, whose means would be the rows"
+        if kind in ("describe", "facts") and rows < LEAST_ROWS:
+            return f"it has fewer than {LEAST_ROWS} rows, whose means would be the rows"
         return ""
+
+    def unaffordable(self, data: Data, user: int, query: Message, digest: str) -> str:
+        """Why the answer would be one too many, or more work than allowed, before it is computed;
+        or an empty text.
+        """
+        dim = data.samples.dim
+        reason = too_much(query, int(data.samples.users.data.counts[user]), dim)
+        if reason or not self.owned or query.kind not in ("evidence", "around"):
+            return reason
+        parts, k = query.arrays["centre"].shape[:2]
+        plain = parts * (k * (1 + 2 * dim) if query.kind == "around"
+                         else k + int(query.arrays["rank"]) * dim)
+        logged = LoggedAnswer("", query.round, data.samples.users.names[user], query.kind, 0, 0,
+                              digest)
+        return self.ledger.over(self._question(data, user, logged,
+                                               max(1, (plain - _SCALARS) // dim), 0))
+
+    def _question(self, data: Data, user: int, logged: LoggedAnswer, units: int,
+                  hessians: int) -> Question:
+        """An answer with what it counts for, and what its user's owner allows."""
+        rows = int(self._rows(data)[user])
+        return Question(
+            logged, "" if self.settings.private else self.rows[data.samples.users.names[user]],
+            units, hessians, self.settings.max_questions or _most(data, rows),
+            self.settings.max_hessians or min(max(rows // 4, _LEAST_HESSIANS), _HESSIANS))
 
     # -- what leaves
 
@@ -235,13 +206,14 @@ class Guard:
         Refused : a summary of so few rows would show them.
         """
         if (summary and isinstance(self.source, Table) and not self.consent
-            and len(self.source.frame) < _LEAST_ROWS):
-            raise Refused(f"this node has fewer than {_LEAST_ROWS} rows, which a summary of its "
+            and len(self.source.frame) < LEAST_ROWS):
+            raise Refused(f"this node has fewer than {LEAST_ROWS} rows, which a summary of its "
                           "table would show",
                           remedy="Set consent = 'hessians' in the node configuration")
         if self.owned:
             digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-            self.ledger.log([LoggedAnswer(run, 0, None, "introduction", 0, len(text), digest)])
+            kind = "names" if self.settings.private else "introduction"
+            self.ledger.log([LoggedAnswer(run, 0, None, kind, 0, len(text), digest)])
 
     def account(self, run: str, replies: Mapping[int, Message], data: Data,
                 questions: Mapping[int, str], sizes: Mapping[int, int]) -> dict[int, str]:
@@ -259,14 +231,11 @@ class Guard:
             return {}
         entries, names = {}, data.samples.users.names
         for user, reply in replies.items():
-            rows = int(self._rows(data)[user])
             # What noisy releases cost is counted in their budget.
             units, hessians = (0, 0) if reply.kind in PRIVATE else cost(reply, data.samples.dim)
-            entries[user] = Question(
-                LoggedAnswer(run, reply.round, names[user], reply.kind,
-                             reply.numbers, sizes[user], questions[user]), self.rows[names[user]],
-                units, hessians, self.settings.max_questions or _most(data, rows),
-                self.settings.max_hessians or min(max(rows // 4, _LEAST_HESSIANS), _HESSIANS))
+            entries[user] = self._question(data, user, LoggedAnswer(
+                run, reply.round, names[user], reply.kind, reply.numbers, sizes[user],
+                questions[user]), units, hessians)
         reasons = self.ledger.account(entries.values())
         return {user: reason for user, reason in zip(entries, reasons, strict=True) if reason}
 
@@ -317,15 +286,13 @@ def row_digests(source: Users | Table) -> dict[Any, str]:
             for name, arrays in parts.items()}
 
 
-def default_folder(own: Mapping[str, Any]) -> Path:
+def default_folder(contract: Contract) -> Path:
     """The ledger's folder where the owner names none: one for each file, or for each function and
     its settings.
     """
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    known = {*DATA, "held-out", *(key_of(f.name) for f in fields(OwnerSettings)), "state-dir",
-             "models-dir", "return-models"}
-    path = str(Path(str(own["path"])).resolve()) if own.get("path") else ""
-    other = {} if own["data"] in SOURCES else {key: own[key] for key in sorted(set(own) - known)}
-    spec = json.dumps([own["data"], path, own.get("dataset", ""), own.get("partition-id", ""),
-                       other], default=str)
+    path = str(Path(contract.path).resolve()) if contract.path else ""
+    other = {} if contract.data in SOURCES else dict(sorted(contract.args.items()))
+    spec = json.dumps([contract.data, path, contract.dataset,
+                       contract.given.get("partition-id", ""), other], default=str)
     return Path(state) / "coterie" / hashlib.sha256(spec.encode()).hexdigest()[:32]

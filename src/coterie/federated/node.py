@@ -26,13 +26,16 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from coterie.base.errors import CoterieError, Incompatible, InvalidInput, Refused, require
+from coterie.base.machine import OutOfTime, time_limit
 from coterie.base.storage import json_ready, write_atomically
 from coterie.base.types import Array
 from coterie.data.encoding import Recipe
+from coterie.data.users import Users
 from coterie.federated import sources
-from coterie.federated.agreement import Agreement, Introduction
+from coterie.federated.agreement import Agreement
 from coterie.federated.bounds import MOST_BYTES, alike, check_agreement, check_data, objection
 from coterie.federated.client import Data, answer_all
+from coterie.federated.contract import Contract
 from coterie.federated.guard import Guard
 from coterie.federated.private.release import finished_at_home, objection_to
 from coterie.federated.protocol.messages import (
@@ -46,6 +49,7 @@ from coterie.federated.protocol.messages import (
 from coterie.federated.settings import DATA, FOR_NODES, by_present_names
 from coterie.fitting.predictions import Predictor, PredictsRows
 from coterie.fitting.units import Units
+from coterie.losses import Samples, SquaredDistance
 
 log = logging.getLogger("coterie.federated")
 _T = TypeVar("_T")
@@ -56,18 +60,17 @@ FROM_SERVER = (*FOR_NODES, "agreement", "run")
 _OWNERS = set(DATA) - {"holdout", "task"}
 
 
-def settings(said: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def settings(said: Mapping[str, Any], contract: Contract) -> dict[str, Any]:
     """What a node goes by: the owner's word, and what a server may say besides.
 
     Parameters
     ----------
     said : what the server says of the run.
-    own : the node's configuration.
+    contract : what the owner has set.
     """
-    said, own = by_present_names(said), by_present_names(own)
-    kept = {key: value for key, value in said.items()
-            if key in FROM_SERVER and not ("data" in own and key in _OWNERS)}
-    return {**kept, **own}
+    kept = {key: value for key, value in by_present_names(said).items()
+            if key in FROM_SERVER and not (contract.owned and key in _OWNERS)}
+    return {**kept, **contract.config}
 
 
 class NodeReplies(NamedTuple):
@@ -87,6 +90,7 @@ class Node:
     said : what the server says of the run.
     own : the node's configuration.
     read : reads tables; one that is shared by nodes remembers the last.
+    simulated : whether this is a node of a simulation, where a server may name its own data.
 
     Example
     -------
@@ -96,21 +100,35 @@ class Node:
     """
 
     def __init__(self, said: Mapping[str, Any], own: Mapping[str, Any],
-                 read: sources.TableReader | None = None) -> None:
-        self.read = read or sources.TableReader()
-        self.said, self.own, self.config = dict(said), dict(own), settings(said, own)
-        self.run = str(self.config.get("run", ""))[:200]
+                 read: sources.TableReader | None = None, *, simulated: bool = False) -> None:
+        self.read, self.simulated = read or sources.TableReader(), simulated
+        self.said, self.own = dict(said), dict(own)
+        self.run = str(self.said.get("run", ""))[:200]
+
+    def _begin(self) -> Contract:
+        """The contract, after all that can be refused without data."""
+        contract = Contract.of(self.own)
+        contract.require_data(self.simulated)
+        check_data(self.said, contract.config)
+        self.config = settings(self.said, contract)
+        return contract
 
     def introduce(self) -> dict[str, Any]:
         """Who is at this node, and what it says of its data; or an "error", as text."""
         try:
-            check_data(self.said, self.own)
-            source = sources.load(self.config, self.read)
+            contract = self._begin()
             agreed = "agreement" in self.config  # then names are enough
-            private = "budget-epsilon" in self.own or _number(self.config.get("epsilon", 0)) > 0
-            text = (Introduction(source.names) if agreed else Introduction.of(source,
-                private=private)).to_json()
-            with Guard(self.own, source) as guard:
+            private = contract.private or _number(self.config.get("epsilon", 0)) > 0
+        except (CoterieError, ValueError) as error:
+            return {"error": str(error)}
+
+        def describe() -> tuple[Users | sources.Table, str]:
+            source = sources.load(self.config, self.read)
+            return source, contract.introduction(source, agreed, private).to_json()
+
+        try:
+            source, text = _own_business(describe, contract)
+            with Guard(contract, source) as guard:
                 guard.introduce(self.run, text, summary=not agreed and not private)
             return {"introduction": text, "version": VERSION}
         except (CoterieError, OSError, ValueError) as error:
@@ -132,21 +150,28 @@ class Node:
         Incompatible : the data cannot be read; the node's own log says why.
         """
         try:
-            check_data(self.said, self.own)
+            contract = self._begin()
             agreement = check_agreement(str(self.config.get("agreement", "")), self.own)
+            contract.permit(agreement)
             share, seed = self._split_asked()
-        except Refused as error:
-            return NodeReplies({}, dict.fromkeys(queries, error.reason))
-        source = _own_business(lambda: sources.load(self.config, self.read))
-        with Guard(self.own, source) as guard:
+        except (Refused, InvalidInput) as error:
+            return NodeReplies({}, dict.fromkeys(queries, _reason(error)))
+        source = _own_business(lambda: sources.load(self.config, self.read), contract)
+        with Guard(contract, source) as guard:
             try:
                 split = guard.holdout(share, seed, agreement.task, len(agreement.features))
+                users = _own_business(lambda: contract.users(agreement, source), contract)
             except Refused as error:
                 guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
                 return NodeReplies({}, dict.fromkeys(queries, error.reason))
-            data = _own_business(lambda: agreement.data(source, *split))
-            data = replace(data, withheld=guard.withheld(data), keeper=guard.ledger)
-            return self._answers(guard, agreement, data, queries)
+            if contract.private:  # a loss may refuse values: models are finished apart
+                data = Data(SquaredDistance(), Samples(users, users.n_features))
+            else:
+                data = _own_business(lambda: agreement.data_of(users, *split), contract)
+                data = replace(data, withheld=guard.withheld(data))
+            return self._answers(guard, agreement, replace(
+                data, keeper=guard.ledger, about=_encoding(agreement),
+                grouping=contract.user), queries)
 
     def _split_asked(self) -> tuple[float, int]:
         """The share of rows to hold out, and its seed."""
@@ -157,6 +182,9 @@ class Node:
         except (KeyError, TypeError, ValueError, OverflowError):
             pass
         raise Refused("held-out or seed cannot be used")
+
+    def _digest(self, query: Message, agreement: Agreement) -> str:
+        return _digest(query, self._split_asked()[0], agreement)
 
     def _answers(self, guard: Guard, agreement: Agreement, data: Data,
                  queries: Mapping[str, bytes]) -> NodeReplies:
@@ -174,13 +202,24 @@ class Node:
                 refused[name] = "", 0, str(error)
                 continue
             first = next(iter(asked.values()), query)
-            reason = _objection(guard, data, users.index(name), query, first)
+            user = users.index(name)
+            reason = _objection(guard, agreement, data, user, query, first) or guard.unaffordable(
+                data, user, query, self._digest(query, agreement))
             if reason:
                 refused[name] = query.kind, query.round, reason
             else:
-                asked[users.index(name)] = query
+                asked[user] = query
         guard.refuse(self.run, refused)
-        replies, over = self._replies(guard, agreement, data, asked) if asked else ({}, {})
+        replies, over = dict[str, bytes](), dict[str, str]()
+        try:
+            with time_limit(guard.settings.max_seconds):
+                replies, over = self._replies(guard, agreement, data, asked) if asked else ({}, {})
+        except OutOfTime:
+            late = (f"its node has worked on it for {guard.settings.max_seconds:g} seconds, and "
+                    "its owner allows no more (max-seconds)")
+            over = {json.dumps(users.names[k]): late for k in asked}
+            guard.refuse(self.run, {users.names[k]: (query.kind, query.round, late)
+                                    for k, query in asked.items()})
         return NodeReplies(replies, {json.dumps(name): reason
                                      for name, (_, _, reason) in refused.items()} | over)
 
@@ -188,41 +227,80 @@ class Node:
                  asked: Mapping[int, Message]) -> tuple[dict[str, bytes], dict[str, str]]:
         """The replies that may leave, and of those that are too many the reasons."""
         users, batch = data.samples.users, gather(list(asked.items()), "query")
-        replies = _own_business(lambda: answer_all(data, batch))
+        replies = _own_business(lambda: answer_all(data, batch), guard.settings)
         leaving = replies if replies.kind != "join" or self.own.get("return-models") else \
             replace(replies, ragged={})  # a newcomer's model stays with it
         messages = dict(leaving.items())
         encoded = {k: reply.encode() for k, reply in messages.items()}
-        digests = {k: _digest(asked[k], self._split_asked()[0], agreement) for k in messages}
+        digests = {k: self._digest(asked[k], agreement) for k in messages}
         sizes = {k: len(content) for k, content in encoded.items()}
         over = guard.account(self.run, messages, data, digests, sizes)
         left = {k: query for k, query in asked.items() if k not in over}
         folder = str(self.own.get("models-dir", ""))
-        models = _own_business(lambda: _models(data, batch, replies)) if folder else {}
+        models = self._kept(guard, agreement, data, batch, replies) if folder else {}
         if models:
             keep_models(folder, agreement, [(users.names[k], models[k]) for k in left])
         keys = {k: json.dumps(users.names[k]) for k in asked}
         return {keys[k]: encoded[k] for k in left}, {keys[k]: reason for k, reason in over.items()}
 
 
-def _own_business(work: Callable[[], _T]) -> _T:
-    """What the work gives; why it fails is for the owner alone, since the reason may name cells."""
+    def _kept(self, guard: Guard, agreement: Agreement, data: Data, batch: Batch,
+              replies: Batch) -> dict[int, Array]:
+        """The models that users keep; with a budget, nobody learns whether there are any."""
+        def models() -> dict[int, Array]:
+            whole = data if batch.kind != "home" else agreement.data_of(data.samples.users.data,
+                                                                        0.0, 0)
+            return _models(whole, batch, replies)
+
+        if not guard.settings.private:
+            return _own_business(models, guard.settings)
+        try:
+            return models()
+        except Exception:
+            log.exception("the models of this node's users cannot be finished")
+            return {}
+
+
+def _reason(error: CoterieError) -> str:
+    return error.reason if isinstance(error, Refused) else str(error)
+
+
+def _own_business(work: Callable[[], _T], contract: Contract) -> _T:
+    """What the work gives; why it fails is for the owner alone, since the reason may name cells.
+
+    What the contract refuses says nothing of rows, and in a simulation the rows are the server's.
+    """
     try:
         return work()
-    except Exception:
+    except Refused:
+        raise
+    except Exception as error:
+        if not contract.owned and isinstance(error, CoterieError):
+            raise
         log.exception("a node cannot answer from its data")
+        if isinstance(error, FileNotFoundError) and not contract.private:
+            raise Incompatible(f"The file {Path(str(error.filename)).name} of this node is not "
+                               "there.") from None
         raise Incompatible("The data of this node cannot be used as asked; the node's own log says "
-                           "why.") from None
+                           "why, and so does `coterie federate check` there.") from None
 
 
-def _objection(guard: Guard, data: Data, user: int, query: Message, first: Message) -> str:
+def _objection(guard: Guard, agreement: Agreement, data: Data, user: int, query: Message,
+               first: Message) -> str:
     """Why this question is not answered, or an empty text."""
-    reason = objection(query, data.samples.dim, 1 if data.train is None else 2)
+    home = query.kind == "home" and agreement.units is not None
+    dim = agreement.make_loss().dim(data.samples.users) if home else data.samples.dim
+    first_of_all = guard.objection(data, user, query) if guard.settings.private else ""
+    reason = first_of_all or objection(query, dim, 1 if data.train is None else 2)
     if reason is None and not alike(query, first):
         reason = "the users of a node are asked different questions at once"
     reason = reason or guard.objection(data, user, query)
     if reason or query.kind != "release":
         return reason
+    if guard.settings.private and query.arrays["settings"][:1].tolist() != [
+            int(guard.settings.budget_unit == "user")]:
+        return (f"the budget of the owner of the node protects a {guard.settings.budget_unit} "
+                "(budget-unit), and the release would protect something else")
     return objection_to(data.release, user, query, data.samples.users.n_features)
 
 
@@ -245,6 +323,13 @@ def _digest(query: Message, share: float, agreement: Agreement) -> str:
         sums.update(f"{name} {array.dtype} {array.shape}".encode())
         sums.update(np.ascontiguousarray(array).tobytes())
     return sums.hexdigest()[:32]
+
+
+def _encoding(agreement: Agreement) -> str:
+    """A name for how rows become numbers."""
+    recipe = None if agreement.recipe is None else replace(agreement.recipe, notes=()).to_json()
+    return hashlib.sha256(json.dumps([recipe, agreement.features, agreement.signs]).encode()
+                          ).hexdigest()[:32]
 
 
 def _name(key: str) -> Any:

@@ -170,6 +170,7 @@ class Deployment:
     max_groups, count : of a fit; see `Settings`.
     checkpoint, every : a folder, by default in `out`; how many rounds lie between two saves.
     n_users : how many users to wait for before the first round; 0 for those there at the start.
+    max_users : how many users one node may hold; a node that says it holds more is set aside.
     wait : seconds to wait for them.
     round_timeout : seconds a round may last.
     poll : seconds between two looks for replies.
@@ -224,6 +225,7 @@ class Deployment:
     checkpoint: str = ""
     every: int = 1
     n_users: int = 0
+    max_users: int = 10_000
     wait: float = 120.0
     round_timeout: float = 60.0
     poll: float = 0.1

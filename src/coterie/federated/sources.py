@@ -42,6 +42,8 @@ class Table:
     task : "auto", or one of TASKS.
     min_count : levels with fewer rows are pooled before they leave the node.
     place : where a row is in its file, in words, for messages; None where there is no file.
+    private : whether nothing that is said of the table may depend on its values but the names of
+        users, who are then all that are named in the table.
     """
 
     frame: Any
@@ -52,12 +54,15 @@ class Table:
     task: str = "auto"
     min_count: int = 1
     place: Callable[[int], str] | None = None
+    private: bool = False
 
     @property
     def names(self) -> tuple[Any, ...]:
         """The users who have a row that counts: with a target, where there is one."""
         with located(self.place):
             owners = row_names(self.frame[self.user])
+            if self.private:
+                return in_order(owner for owner in owners if owner is not None)
             missing = (np.zeros(len(owners), dtype=bool) if self.target is None
                        else target_cells(self.frame[self.target], self.target, self.task).missing)
         return in_order(owner for owner, gone in zip(owners, missing, strict=True)
@@ -137,8 +142,11 @@ def npz(config: Config) -> Users:
             raise InvalidInput(f"{_path(config)} holds no array {sorted(missing)[0]!r}",
                                remedy="Save X, y and user in it")
         names = file["feature_names"].tolist() if "feature_names" in file.files else None
-        return Users.from_arrays(file["X"], file["y"] if "y" in file.files else None, file["user"],
-                                 feature_names=names)
+        X, y = file["X"], file["y"] if "y" in file.files else None
+        if "budget-epsilon" in config:  # whether all numbers are finite is a fact of the rows
+            X, y = (array if array is None else np.nan_to_num(array, posinf=0.0, neginf=0.0)
+                    for array in (X, y))
+        return Users.from_arrays(X, y, file["user"], feature_names=names)
 
 
 def dataset(config: Config) -> Users:
@@ -225,7 +233,8 @@ def _table(frame: Any, config: Config) -> Table:
     return Table(frame=frame, user=user,
                  target=target, features=split_names(str(config.get("features", ""))) or None,
                  drop=split_names(str(config.get("drop", ""))),
-                 task=str(config.get("task", "auto")), min_count=int(config.get("min-count", 1)))
+                 task=str(config.get("task", "auto")), min_count=int(config.get("min-count", 1)),
+                 private="budget-epsilon" in config)
 
 
 def _need(config: Config, key: str) -> Any:

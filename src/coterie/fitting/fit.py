@@ -18,7 +18,9 @@ and the estimators do.
 5. *Finish.* The centres of what was chosen, and the models around them, are found exactly by the
    users' slopes. They are the solution of the convex problem with weights inside the groups and
    none between.
-6. *Certify and score.* Users certify these models with their own rows, and their held-out rows
+6. *Average.* Where all rows are in this process, several kinds of models, also with curves, are
+   averaged, if that predicts rows left out clearly better (`coterie.fitting.average`).
+7. *Certify and score.* Users certify these models with their own rows, and their held-out rows
    score the models of a fit that has not seen them.
 
 Where rows are is the business of a source (`coterie.fitting.sources`): a table, users elsewhere, or
@@ -30,8 +32,10 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +47,7 @@ from coterie.convex.choice import adjusted_rand
 from coterie.convex.consensus import find_consensus
 from coterie.convex.path import Path, solve_path
 from coterie.data.users import Participants, Split, Users
+from coterie.fitting.average import Average, check_scale, find_average, possible
 from coterie.fitting.given import check_lam_can_be_chosen, fit_given
 from coterie.fitting.judge import ChooseParts, Chosen, judge_summaries, judge_wide
 from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
@@ -131,17 +136,25 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None,
         split = users.hold_out(settings.holdout, stratify=settings.task == "classification",
                                seed=settings.seed)
     split = split if with_scores and split is not None and _can_score(split, settings) else None
-    # 2. to 6., or the convex problem as given.
+    # 2. to 7., or the convex problem as given.
     given = settings.lam != "auto" or settings.weights != "auto" or points or users.n_users == 1
     try:
         with nullcontext() if wide else one_blas_thread():  # wide models need large products
             if given:
                 fitted = fit_given(inner, units, settings, split, work)
             else:
-                parts = () if split is None else (
-                    split.train, split.test, learn_units(split.train, settings, units.n_classes))
-                fitted = fit_source(RowsFitSource(units, users, *parts), settings, work,
-                                    judge_wide if wide else judge_summaries)
+                rows = [PartRows(units, users)]
+                source = RowsFitSource(units, users)
+                if split is not None:
+                    kept = learn_units(split.train, settings, units.n_classes)
+                    rows.append(PartRows(kept, split.train))
+                    source = RowsFitSource(units, users, split.train, split.test, kept)
+                averaged = not wide and possible(settings, units, users)
+                if averaged:
+                    check_scale(settings, users)
+                fitted = fit_source(source, settings, work,
+                                    judge_wide if wide else judge_summaries,
+                                    rows if averaged else ())
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
     except np.linalg.LinAlgError as error:
@@ -161,8 +174,8 @@ def _can_score(split: Split, settings: Settings) -> bool:
 
 
 def fit_source(source: FitSource, settings: Settings, work: Work,
-               judge: ChooseParts = judge_summaries) -> Fit:
-    """The fit of users wherever their rows are: steps 2 to 6 of the module's text.
+               judge: ChooseParts = judge_summaries, rows: Sequence[PartRows] = ()) -> Fit:
+    """The fit of users wherever their rows are: steps 2 to 7 of the module's text.
 
     Parameters
     ----------
@@ -170,6 +183,7 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
     settings : of the fit.
     work : where progress is reported and finished parts are kept.
     judge : chooses groups and kinds of models.
+    rows : by part, where an average is looked for.
 
     Returns
     -------
@@ -190,16 +204,21 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
         path, index = _thinned(path, _point_of(path, sharing.labels), settings.n_lams)
         lam = path[index].lam
     solution = _state_problem(source, choice, shared[0], lam, settings)
-    # 6. Certificate and scores.
+    # 6. An average, where it is clearly better; and without the held-out rows.
+    averages = _find_averages(source.units, rows, choices, settings, work)
+    # 7. Certificate and scores.
     work.show("certificate and scores")
-    tested = None if len(choices) == 1 else Judged(shared[1].models, pooled[1].models,
-                                                   choices[1].sharing.n_groups)
+    tested = None if len(choices) == 1 else Judged(
+        shared[1].models, pooled[1].models, choices[1].sharing.n_groups, averages[1])
     solution, scores = source.finish(solution, shared[0].models, tested, settings.tol)
     if path is None:
         path = Path(problem=solution.problem, solutions=(solution,), tol=settings.tol)
     why = choice.sentence
     if settings.task != "clustering":
         why = f"{sentence_of(sharing.kind, choice.means)} {why}"
+    average = averages[0]
+    if average is not None and average.used:
+        why = f"{average.sentence(sharing.kind)} {why}"
     stability = None
     if sharing.labels.any() and sharing.kind != "alone":
         work.show("stability of the groups")
@@ -211,7 +230,32 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
     return Fit(settings=settings, units=source.units, solution=solution, path=path, chosen=index,
                together=pooled[0].centres[0], why=why, scores=scores, compared=choice.means,
                compared_errors=choice.errors, stability=stability,
-               sent=SentModels(shared[0].centres, shared[0].models))
+               sent=SentModels(shared[0].centres, shared[0].models), average=average)
+
+
+class PartRows(NamedTuple):
+    """PartRows of a part in the units given, and their units."""
+
+    units: Units
+    users: Users
+
+
+def _find_averages(units: Units, rows: Sequence[PartRows], choices: list[Chosen],
+                   settings: Settings, work: Work) -> tuple[Average | None, Average | None]:
+    """What predicts, from all rows, and from those that are not held out: made anew, so that scores
+    are those of the models that predict. `units` have the loss that was learned.
+    """
+    if not rows:
+        return None, None
+    work.show("average of kinds of models")
+    found: list[Average | None] = [None, None]
+    for k, (part, choice) in enumerate(zip(rows, choices, strict=True)):
+        found[k] = find_average(replace(part.units, loss=units.loss), part.users, choice.sharing,
+                                settings)
+        first = found[0]
+        if first is None or not first.used:
+            break
+    return found[0], found[1]
 
 
 def with_learned_ridge(units: Units, known: Summaries, sharing: Sharing) -> Units:

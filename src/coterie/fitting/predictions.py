@@ -24,6 +24,7 @@ from coterie.data.files import fingerprint, read_table, row_place
 from coterie.data.frames import as_frame, beside, read_cells, to_frame, users_frame
 from coterie.data.users import Users
 from coterie.data.validation import show
+from coterie.fitting.average import Average, predicted
 from coterie.fitting.scores import METRICS
 from coterie.fitting.units import Units
 
@@ -149,6 +150,7 @@ class Predictor:
     labels : (n_users,) the users' groups.
     together : (dim,) the pooled model; None where there is none.
     fingerprint : of the file the fit was made from; empty where there is none.
+    average : of several kinds of models, which predicts; None where `models` predict.
     """
 
     units: Units
@@ -158,25 +160,62 @@ class Predictor:
     labels: Ints
     together: Array | None
     fingerprint: str = ""
+    average: Average | None = None
 
-    def columns(self, data: Data, separator: str = "") -> dict[str, list[Any]]:
+    def columns(self, data: Data, separator: str = "",
+                interval: float | None = None) -> dict[str, list[Any]]:
         """Columns `user`, `known`, `cluster`, and unless points are clustered `prediction` and
-        `probability ...`.
+        `probability ...`, or `low` and `high`.
         """
-        return self._columns(*self._rows(data, separator)[1:])
+        self.check_interval(interval)
+        return self._columns(*self._rows(data, separator)[1:], interval)
 
-    def table(self, data: Data, separator: str = "") -> PredictedTable:
+    def table(self, data: Data, separator: str = "",
+              interval: float | None = None) -> PredictedTable:
         """The rows of a table with their predictions, scored where it has targets."""
+        self.check_interval(interval)
         frame, X, names, same_file = self._rows(data, separator)
         if frame is None:
             raise InvalidInput("Users are no table",
                                remedy="Use `predict`, or give a file or a polars frame")
         own = self.recipe.user if self.recipe is not None else None
         scores = self._scores(frame, _place(data, separator))
-        return PredictedTable(frame, own, self._columns(X, names, same_file),
+        return PredictedTable(frame, own, self._columns(X, names, same_file, interval),
                               None if scores is None else scores._replace(seen=same_file))
 
-    def _columns(self, X: Array, names: list[Any], same_file: bool) -> dict[str, list[Any]]:
+    def check_interval(self, interval: float | None) -> None:
+        """Raises where intervals are asked for, and there are none."""
+        if interval is None:
+            return
+        if self.units.task != "regression":
+            raise InvalidInput("intervals are for numbers: classes have probabilities, and there "
+                               "are none for counts or groups",
+                               remedy="Leave out the interval")
+        if self.average is None or not self.average.quantiles.size:
+            raise InvalidInput("this fit has no intervals: they need the default loss, several "
+                               "users with several rows, and average, lam and weights as they "
+                               "are by default, with all rows in one process",
+                               remedy="Leave out the interval")
+        self.average.quantile(interval)
+
+    def told(self, X: Array, index: Ints, models: Array) -> tuple[Array, Array]:
+        """Numbers, mean counts or shares of the second class, and their standard deviations;
+        `index` has the positions of rows' users, and `models` theirs by the kind that was chosen.
+        """
+        own = predicted(self.units, X, models)
+        if self.average is None:
+            return own, np.zeros(len(X))
+        new = index >= len(self.names)  # newcomers are known by a model of the kind only
+        told, errors = self.average.predict(X, np.where(new, -1, index), own)
+        return np.where(new, own, told), errors
+
+    @property
+    def averages(self) -> bool:
+        """Whether an average predicts."""
+        return self.average is not None and self.average.used
+
+    def _columns(self, X: Array, names: list[Any], same_file: bool,
+                 interval: float | None = None) -> dict[str, list[Any]]:
         unnamed = sum(name is None for name in names)
         if unnamed:
             warnings.warn(f"{unnamed} of {len(names)} rows have no user and are predicted as those "
@@ -196,7 +235,7 @@ class Predictor:
                                          "known": known.astype(int).tolist(),
                                          "cluster": [int(k) if k >= 0 else None for k in clusters]}
         if self.units.task != "clustering":
-            columns |= self._targets(X, models)
+            columns |= self._targets(X, models, index, interval)
         return columns
 
     def _rows(self, data: Data, separator: str) -> tuple[Any, Array, list[Any], bool]:
@@ -234,24 +273,40 @@ class Predictor:
         except InvalidInput as error:
             warnings.warn(f"The predictions are not scored: {error}", CoterieWarning, stacklevel=4)
             return None
-        models, _ = models_by_name(users.names, self.names, self.models, self.together,
+        models, index = models_by_name(users.names, self.names, self.models, self.together,
                                    key=name_text)
         scores = self.units.scores(models, users)
+        if self.averages:
+            mean = self.told(users.features, index[users.owner], models[users.owner])[0]
+            scores = self.units.scores_of(self.units.errors_of(mean, users), users)
         by_user = {name: float(score) for name, score in zip(users.names, scores,
             strict=True) if np.isfinite(score)}
         return RowScores(METRICS[self.units.task], users.n_samples, by_user) if by_user else None
 
-    def _targets(self, X: Array, models: Array) -> dict[str, list[Any]]:
+    def _targets(self, X: Array, models: Array, index: Ints,
+                 interval: float | None) -> dict[str, list[Any]]:
         with np.errstate(over="ignore"):
             predictions = self.units.predict(X, models)
+        told = errors = np.zeros(0)
+        if self.averages or interval is not None:
+            told, errors = self.told(X, index, models)
+        if self.averages:
+            predictions = np.asarray(told > 0.5, dtype=float) if self.units.n_classes else told
         if not self.units.n_classes:
-            return {"prediction": predictions.tolist()}
+            columns = {"prediction": predictions.tolist()}
+            if interval is not None:
+                assert self.average is not None
+                wide = self.average.quantile(interval) * errors
+                columns |= {"low": (predictions - wide).tolist(),
+                            "high": (predictions + wide).tolist()}
+            return columns
         recipe = self.recipe
         values: Sequence[Any] = range(self.units.n_classes) if recipe is None \
             else recipe.class_values
         columns = {"prediction": [values[int(c)] for c in predictions]}
         if self.units.loss.log_odds:
-            shares = self.units.probabilities(X, models)
+            shares = np.stack([1.0 - told, told], axis=1) if self.averages \
+                else self.units.probabilities(X, models)
             names = values if recipe is None else recipe.classes
             columns |= {f"probability {name}": shares[:, c].tolist() for c,
                         name in enumerate(names)}
@@ -268,7 +323,7 @@ class PredictsRows(ABC):
     @abstractmethod
     def _predictor(self) -> Predictor: ...
 
-    def predict(self, data: Data, *, separator: str = "") -> Any:
+    def predict(self, data: Data, *, separator: str = "", interval: float | None = None) -> Any:
         """Predict every row by the model of its user.
 
         Parameters
@@ -277,15 +332,19 @@ class PredictsRows(ABC):
             units given. Where every row is a user, rows of anything but the fit's own file get the
             nearest group.
         separator : of a CSV file; detected if omitted.
+        interval : for numbers, the share of rows whose targets are to be between `low` and `high`,
+            such as 0.9; it is right on average over all rows, not for every user.
 
         Returns
         -------
         A polars frame with a row for each row of the data: `user`, `known` (0 for users who get the
-        pooled model), `cluster`, `prediction`, and for classes `probability ...`.
+        pooled model), `cluster`, `prediction`, for classes `probability ...`, and with an interval
+        `low` and `high`.
 
         Raises
         ------
-        InvalidInput : columns are missing, or cells are not of the kind that was learned from.
+        InvalidInput : columns are missing, or cells are not of the kind that was learned from; or
+            there are no intervals.
         MissingExtra : polars is not installed.
 
         Example
@@ -298,7 +357,7 @@ class PredictsRows(ABC):
         >>> list(fitted.predict(users.take(["b"])).columns)
         ['user', 'known', 'cluster', 'prediction']
         """
-        return to_frame(self._predictor().columns(data, separator))
+        return to_frame(self._predictor().columns(data, separator, interval))
 
     def to_frame(self) -> Any:
         """The groups and the models that predict as a table, in the units given.
@@ -326,13 +385,15 @@ class PredictsRows(ABC):
         return users_frame(known.names, known.labels, known.units.coefficients(known.models),
                            columns)
 
-    def predict_table(self, data: Data, *, separator: str = "") -> PredictedTable:
+    def predict_table(self, data: Data, *, separator: str = "",
+                      interval: float | None = None) -> PredictedTable:
         """Predict every row of a table and keep the table's columns; score where it has targets.
 
         Parameters
         ----------
         data : a file, or a polars frame with the columns that were learned from.
         separator : of a CSV file; detected if omitted.
+        interval : as for `predict`.
 
         Returns
         -------
@@ -344,4 +405,4 @@ class PredictsRows(ABC):
         InvalidInput : columns are missing, or cells are not of the kind that was learned from.
         MissingExtra : polars is not installed.
         """
-        return self._predictor().table(data, separator)
+        return self._predictor().table(data, separator, interval)

@@ -19,6 +19,8 @@ from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.convex.path import Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
+from coterie.fitting.average import Average
+from coterie.fitting.inference import CentreSummary, summarise_centres
 from coterie.fitting.kinds import Kind, group_centres, kind_of, loss_of_newcomers
 from coterie.fitting.predictions import Predictor, PredictsRows, models_by_name
 from coterie.fitting.proof import RunCertificate
@@ -92,6 +94,8 @@ class Fit(Accounted, PredictsRows):
     seconds : that the run took, from reading the table to drawing the report; 0 if it was not
         measured.
     account : of a federation; None where all data were in this process.
+    average : of several kinds of models, which predicts; its `own` is 1 where the chosen kind
+        predicts alone. None where none was looked for.
 
     Example
     -------
@@ -118,6 +122,7 @@ class Fit(Accounted, PredictsRows):
     sent: SentModels | None = field(default=None, repr=False)
     seconds: float = 0.0
     account: Account | None = field(default=None, repr=False)
+    average: Average | None = field(default=None, repr=False)
 
     history = entry("history", "Of a federation: one line for every round.")
     privacy = entry("privacy", "Of a federation: what was promised to users; None without noise.")
@@ -338,7 +343,7 @@ class Fit(Accounted, PredictsRows):
 
     def _predictor(self) -> Predictor:
         return Predictor(units=self.units, recipe=self.recipe, names=self.names, models=self.models,
-                         labels=self.labels, together=self.together,
+                         labels=self.labels, together=self.together, average=self.average,
                          fingerprint="" if self.table is None else self.table.fingerprint)
 
     def certify(self) -> RunCertificate:
@@ -357,6 +362,34 @@ class Fit(Accounted, PredictsRows):
         True
         """
         return RunCertificate.of(self.solution.problem, self.solution.models, self.settings.tol)
+
+    def summary(self) -> CentreSummary:
+        """Coefficients of the centres with standard errors and intervals, variances of the
+        personal part, and noise: given the kind of models and the groups. Prints as a table.
+
+        Returns
+        -------
+        The summary, with `coefficients` and `groups`.
+
+        Raises
+        ------
+        InvalidInput : the rows are with their users, or the models have no such coefficients.
+
+        Example
+        -------
+        >>> from coterie.datasets import clustered
+        >>> from coterie.fitting import Settings, fit
+        >>> fitted = fit(clustered("squared").users, Settings(task="regression", n_lams=4,
+        ...     holdout=0.0))
+        >>> len(fitted.summary().groups)
+        3
+        """
+        if self.account is not None:
+            raise InvalidInput("the rows of this federation stayed with its users",
+                               remedy="Read the models in to_frame()")
+        return summarise_centres(self.units, self.solution.problem.users.data, self.labels,
+                                 self.kind, average=self.average is not None
+                                 and self.average.used)
 
     def report(self, path: str | PathLike[str], *, title: str = "") -> FilePath:
         """Write the report: one web page that works without a network.

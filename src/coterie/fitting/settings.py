@@ -39,6 +39,12 @@ class Settings:
     standardize : whether features are standardised.
     n_classes : number of classes, where not all of them are among the samples.
     seed : of the choice of held-out rows.
+    average : "auto", which averages several kinds of models where that is clearly better than one
+        (`coterie.fitting.average`); or "off" for the one kind that was chosen.
+    curves : of an average: "auto" for curves of columns and users' own means of columns, or "off"
+        for straight columns.
+    scale : of an average: "auto", which also tries logarithms of positive targets and columns;
+        "level" for none, or "log" for these only.
 
     Raises
     ------
@@ -64,6 +70,9 @@ class Settings:
     standardize: bool = True
     n_classes: int = 0
     seed: int = 0
+    average: str = "auto"
+    curves: str = "auto"
+    scale: str = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.lam, str):
@@ -76,6 +85,11 @@ class Settings:
         if self.weights not in KINDS:
             raise InvalidInput(f"unknown weights {self.weights!r}",
                                remedy=f"Choose one of: {', '.join(KINDS)}")
+        for name, values in (("average", ("auto", "off")), ("curves", ("auto", "off")),
+                             ("scale", ("auto", "level", "log"))):
+            if getattr(self, name) not in values:
+                raise InvalidInput(f"{name} must be {' or '.join(map(repr, values))}, got "
+                                   f"{getattr(self, name)!r}", remedy="Use auto")
         if self.count not in ("rows", "users"):
             raise InvalidInput(f"count must be 'rows' or 'users', got {self.count!r}",
                                remedy="Use rows")

@@ -21,6 +21,7 @@ from coterie.base.errors import CoterieWarning
 from coterie.base.types import Array, Flags
 from coterie.data.encoding import Task
 from coterie.data.users import Users
+from coterie.fitting.average import Average, predicted
 from coterie.fitting.scores import METRICS, Scores, worse_than_alone
 from coterie.fitting.units import Units, UserStatistics
 from coterie.groups.summaries import RowsSource, Source
@@ -59,6 +60,7 @@ class Judged(NamedTuple):
     fitted: Array  # (n_users, dim)
     together: Array  # (n_users, dim) one model for all
     n_groups: int
+    average: Average | None = None  # what predicts instead of `fitted`
 
 
 class FitSource(Source, Protocol):
@@ -140,8 +142,13 @@ class RowsFitSource(RowsSource):
         units, test = self.train_units, self.test
         models = [judged.fitted, self._own(), judged.together]
         told = np.stack([units.scores(each, test) for each in models], axis=1)
-        worse = worse_than_alone(units.errors(models[0], test), units.errors(models[1], test),
-                                 test)
+        errors = units.errors(models[0], test)
+        if judged.average is not None:
+            own = predicted(units, test.features, models[0][test.owner])
+            mean = judged.average.predict(test.features, test.owner, own)[0]
+            errors = units.errors_of(mean, test)
+            told[:, 0] = units.scores_of(errors, test)
+        worse = worse_than_alone(errors, units.errors(models[1], test), test)
         return scores_of(judged, units.task, told, worse, int(test.sizes.sum()))
 
     def _own(self) -> Array:

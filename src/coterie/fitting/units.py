@@ -204,7 +204,12 @@ class Units:
         without rows.
         """
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            means = np.bincount(test.owner, self.errors(models, test), test.n_users) / test.counts
+            return self.scores_of(self.errors(models, test), test)
+
+    def scores_of(self, errors: Array, test: Users) -> Array:
+        """(n_users,) the scores that errors of rows give."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            means = np.bincount(test.owner, errors, test.n_users) / test.counts
             return np.sqrt(means) if self.task == "regression" else 1.0 - means if self.n_classes \
                 else means
 
@@ -212,10 +217,18 @@ class Units:
         """(n_rows,) 1 for a wrong class and 0 for the right one, squared error, or Poisson
         deviance.
         """
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return self.errors_of(self.predict(test.features, models[test.owner]), test)
+
+    def errors_of(self, mean: Array, test: Users) -> Array:
+        """(n_rows,) the errors of predictions: classes, numbers or mean counts; a share of the
+        second class that is more than half predicts it.
+        """
         y = test.targets
         assert y is not None
+        if self.task == "classification" and self.n_classes == 2:
+            mean = np.asarray(mean > 0.5, dtype=float)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            mean = self.predict(test.features, models[test.owner])
             if self.task == "classification":
                 return np.asarray(mean != y, dtype=float)
             if self.task == "counts":  # 2 (y log(y / mean) - y + mean)
@@ -332,8 +345,8 @@ def make_loss(task: Task, name: str, ridge: float, n_classes: int) -> Loss:
                            remedy=f"Choose one of: auto, {', '.join(fitting)}")
     kind: Any = LOSSES[fitting[0] if name == "auto" else name]
     if task == "classification" and n_classes > 2:
-        if name == "squared_hinge":
-            raise InvalidInput(f"the squared hinge is for two classes, got {n_classes}",
+        if not kind.log_odds:
+            raise InvalidInput(f"the {name.replace('_', ' ')} is for two classes, got {n_classes}",
                                remedy="Use 'logistic'")
         kind = Multinomial
     if not (isinstance(ridge, (int, float)) and 0 <= ridge < np.inf):

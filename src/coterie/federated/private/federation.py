@@ -13,14 +13,16 @@ else leaves it.
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.errors import CoterieError, Incompatible, InvalidInput
 from coterie.base.storage import write_atomically
 from coterie.base.types import Array
 from coterie.federated.agreement import Agreement
@@ -46,6 +48,8 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, make_loss
 from coterie.problem.solution import Status
 
+#: Files of a checkpoint before the first release.
+_BEGUN = ("promise.json", "federation.json", "aside.json", "scaling.json")
 PrivateTask = Literal["regression", "classification"]
 _WITHIN = 0.99  # share of the values that bounds are found for
 _STANDS_OUT = 4.5  # standard errors: hardly ever one of the thousands of bins without a value
@@ -56,10 +60,28 @@ _ABSURD = 1e4  # times the typical release: more than users differ
 _AROUND = 0.1  # variance of models around centres that is offered for finishing at home
 
 
-def check_promise(privacy: Privacy, deployment: Deployment, folder: Path | None) -> None:
-    """Refuse a checkpoint of a run with another promise or about other columns."""
+@contextlib.contextmanager
+def keeping_promise(privacy: Privacy, deployment: Deployment,
+                    folder: Path | None) -> Iterator[None]:
+    """Refuse a checkpoint of a run with another promise or about other columns.
+
+    A run that is refused before anything was released leaves none: what is corrected then is
+    another promise.
+    """
     if folder is None:
+        yield
         return
+    _check_promise(privacy, deployment, folder)
+    try:
+        yield
+    except (CoterieError, OSError):
+        if not (folder / "answers" / "0000.coterie").exists():
+            for name in (*_BEGUN, "answers/run.coterie"):
+                (folder / name).unlink(missing_ok=True)
+        raise
+
+
+def _check_promise(privacy: Privacy, deployment: Deployment, folder: Path) -> None:
     file, said = folder / "promise.json", {
         "epsilon": privacy.epsilon, "delta": privacy.delta, "unit": privacy.unit,
         "clip": privacy.clip_text, "user": deployment.user, "target": deployment.target}

@@ -8,6 +8,10 @@ Gaussian differential privacy (see `coterie.federated.private.policy`), and rele
 compose to
 
     mu = sqrt(sum of mu_k^2)   <=   budget
+
+A row belongs to one user by one column of users, and to another user by another column. Its owner's
+budget is one: where releases were made of users by several columns, the sum is over the user's own
+releases, and over those of whoever spent most by each other column.
 """
 
 from __future__ import annotations
@@ -29,10 +33,14 @@ from coterie.base.storage import private_folder
 from coterie.federated.private.policy import composed, epsilon_of, mu_of
 
 FILE = "ledger.db"
+_MOST_RELEASES = 100  # of one user; a run needs three, and each is kept for ever
+_DELTA = 1e-5  # of the words, where the owner has named none
 _ROUNDING = 1 + 1e-12  # relative: two releases of budget / sqrt(2) are within the budget
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS releases (user TEXT, key TEXT, mu REAL NOT NULL, data BLOB NOT NULL,
                                      time REAL NOT NULL, PRIMARY KEY (user, key));
+CREATE TABLE IF NOT EXISTS groupings (user TEXT, key TEXT, grouping TEXT NOT NULL,
+                                      PRIMARY KEY (user, key));
 CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, time REAL, run TEXT, round INTEGER,
                                     user TEXT, kind TEXT, numbers INTEGER, bytes INTEGER,
                                     question TEXT, reason TEXT);
@@ -116,6 +124,7 @@ class NodeLedger:
         require(budget >= 0,
                 f"a budget must be at least 0, got {budget!r}", "Use mu_of(epsilon, delta)")
         self.folder, self.budget = None if folder is None else Path(folder), float(budget)
+        self.promise: tuple[float, float] | None = None
         try:
             self._base = sqlite3.connect(self._file(), timeout=60.0, isolation_level=None)
             # Also where nobody calls `close`: Python 3.13 warns then.
@@ -133,7 +142,11 @@ class NodeLedger:
         """With the budget that the owner of a node set: none, unless both are given."""
         require((epsilon is None) == (delta is None),
                 "a budget has both an epsilon and a delta", "Set budget-epsilon and budget-delta")
-        return cls(folder, 0.0 if epsilon is None or delta is None else mu_of(epsilon, delta))
+        if epsilon is None or delta is None:
+            return cls(folder, 0.0)
+        ledger = cls(folder, mu_of(epsilon, delta))
+        ledger.promise = epsilon, delta
+        return ledger
 
     def _file(self) -> str:
         if self.folder is None:
@@ -166,15 +179,17 @@ class NodeLedger:
 
     # -- budgets
 
-    def release(self, user: Any, key: str, mu: float, make: Callable[[], bytes]) -> bytes:
+    def release(self, user: Any, key: str, mu: float, make: Callable[[], bytes], *,
+                grouping: str = "") -> bytes:
         """What a user releases, the same bytes each time.
 
         Parameters
         ----------
         user : its name.
-        key : of the release: everything that it depends on. A key that is known costs nothing.
+        key : of the release: the question, without the rows. A key that is known costs nothing.
         mu : what the release costs: sensitivity over noise.
         make : computes the bytes; called only if they are new and within the budget.
+        grouping : what tells users apart: the name of the column.
 
         Returns
         -------
@@ -188,37 +203,79 @@ class NodeLedger:
         require(mu >= 0,
                 f"mu must be a number of at least 0, got {mu!r}", "Use mu_of(epsilon, delta)")
         with self._transaction() as base:
+            key = json.dumps([grouping, key]) if grouping else key  # two columns, one name
             row = base.execute("SELECT data FROM releases WHERE user = ? AND key = ?",
                                (_text(user), key)).fetchone()
             if row is not None:
                 return bytes(row[0])
-            total = composed([self.spent(user), mu])
+            total = composed([self.spent(user, grouping), mu])
             if total > self.budget * _ROUNDING:
-                raise Refused(self._refusal(mu), remedy="Ask for less, or ask the owner of the "
+                raise Refused(self._refusal(total), remedy="Ask for less, or ask the owner of the "
                               "node to raise budget-epsilon")
+            if self._count(user) >= _MOST_RELEASES:
+                raise Refused(f"the user has made {_MOST_RELEASES} releases, and no more are made")
             data = make()
             base.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?)",
                          (_text(user), key, mu, data, time.time()))
+            base.execute("INSERT INTO groupings VALUES (?, ?, ?)", (_text(user), key, grouping))
         return data
 
-    def _refusal(self, mu: float) -> str:
+    def _refusal(self, total: float) -> str:
+        """In the words of the owner's promise."""
         if not self.budget:
             return ("the owner of the node has set no privacy budget (budget-epsilon and "
                     "budget-delta)")
-        return ("the privacy budget of the "
-                f"user is spent: a release with mu = {mu:.4g} would exceed mu = {self.budget:.4g}")
+        delta = _DELTA if self.promise is None else self.promise[1]
+        epsilon = epsilon_of(self.budget, delta) if self.promise is None else self.promise[0]
+        return (f"the privacy budget of the user is spent: with this release epsilon would be "
+                f"{epsilon_of(total, delta):.3g}, and its owner allows {epsilon:.6g} at delta = "
+                f"{delta:g}")
 
-    def spent(self, user: Any) -> float:
-        """The mu of all releases of a user together."""
-        rows = self._base.execute("SELECT mu FROM releases WHERE user = ?",
-                                  (_text(user),)).fetchall()
-        return composed(mu for mu, in rows)
+    def _count(self, user: Any) -> int:
+        return int(self._base.execute("SELECT COUNT(*) FROM releases WHERE user = ?",
+                                      (_text(user),)).fetchone()[0])
+
+    def _totals(self) -> dict[str, dict[str, float]]:
+        """The sum of mu^2 of every user, by its name as text, for each column of users."""
+        totals: dict[str, dict[str, float]] = {}
+        for user, grouping, square in self._base.execute(
+                "SELECT releases.user, COALESCE(grouping, ''), SUM(mu * mu) FROM releases "
+                "LEFT JOIN groupings ON releases.user = groupings.user AND "
+                "releases.key = groupings.key GROUP BY releases.user, 2 ORDER BY releases.user"):
+            totals.setdefault(grouping, {})[user] = square
+        return totals
+
+    def spent(self, user: Any, grouping: str | None = None) -> float:
+        """The mu of all releases that a row of a user may be in.
+
+        Parameters
+        ----------
+        user : its name.
+        grouping : the column that tells users apart; the one by which the user has spent most if
+            None.
+        """
+        totals = self._totals()
+        most = {by: max(users.values()) for by, users in totals.items()}
+        columns = [by for by in totals if _text(user) in totals[by]] or [""]
+        return max(math.sqrt(totals.get(by, {}).get(_text(user), 0.0)
+                             + sum(square for other, square in most.items() if other != by))
+                   for by in (columns if grouping is None else [grouping]))
 
     def spending(self, delta: float) -> dict[Any, float]:
-        """The epsilon that every user has spent, at this delta."""
-        names = self._base.execute("SELECT DISTINCT user FROM releases ORDER BY user").fetchall()
+        """The epsilon that every user has spent by noisy releases, at this delta."""
+        names = dict.fromkeys(name for users in self._totals().values() for name in users)
         return {json.loads(name): epsilon_of(self.spent(json.loads(name)), delta)
-                for name, in names}
+                for name in names}
+
+    def exact_answers(self) -> dict[Any, int]:
+        """How many answers without noise left each user; None stands for summaries of all rows.
+
+        No epsilon holds for such rows, whatever noisy releases have spent.
+        """
+        rows = self._base.execute(
+            "SELECT user, COUNT(*) FROM answers WHERE reason = '' AND kind NOT IN "
+            "('release', 'home', 'names') GROUP BY user ORDER BY user")
+        return {json.loads(user): int(many) for user, many in rows}
 
     # -- what is fixed at first use
 
@@ -258,6 +315,10 @@ class NodeLedger:
                     base.execute("INSERT OR IGNORE INTO questions VALUES (?, ?, ?, ?, ?)", (
                         user, question.rows, answer.question, question.units, question.hessians))
         return reasons
+
+    def over(self, question: Question) -> str:
+        """Why this question is one too many, or an empty text; nothing is entered."""
+        return self._over(question, _text(question.answer.user))
 
     def _over(self, question: Question, user: str) -> str:
         """Why this question is one too many, or an empty text."""

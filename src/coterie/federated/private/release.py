@@ -17,11 +17,16 @@ where svec has the upper triangle of a matrix, off the diagonal times sqrt(2), s
 = |a|^2. If all rows of a user are to be protected at once, it releases means instead of sums, and D
 is twice as large: rows are replaced.
 
-Noise is drawn from the operating system and rounded to a grid together with the sum, which leaves
-nothing of the sum in the last digits (Mironov 2012).
+Every row's part is rounded to a grid, a power of two, on which sums are exact; so is the noise,
+which is a discrete Gaussian (`coterie.federated.private.noise`). A release is an integer times the
+grid, and its probability under other rows is that of the formula, in every digit (Mironov 2012 on
+what floating-point noise gives away). Rounding moves a sum of length L by at most 2 sqrt(L) grids
+more, which the noise is larger by. With a known seed, of experiments, noise is a rounded normal
+number.
 
 A release is made once: asked again, by a retry or by another run, the user repeats the same bytes
-from its ledger (`coterie.federated.private.ledger`), which costs nothing.
+from its ledger (`coterie.federated.private.ledger`), which costs nothing and says nothing of
+whether its rows have changed.
 
 A model is finished at home, from what the federation found in noisy summaries and the user's exact
 rows. The server sends a centre c and covariances C of models around it. At home the user has its m
@@ -42,7 +47,7 @@ Nothing of this leaves the user.
 from __future__ import annotations
 
 import hashlib
-import os
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +58,7 @@ from coterie.base.errors import InvalidInput, Refused, require
 from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.federated.private.ledger import NodeLedger
+from coterie.federated.private.noise import discrete_normal
 from coterie.federated.protocol.messages import Batch, Fields, Message, square
 from coterie.groups.dispersion import without_ridge
 from coterie.losses import Loss, Personal, Samples
@@ -62,7 +68,8 @@ RANGES, CENTRES, SUMMARY = 0, 1, 2
 W0, KAPPA, RHO = 0.6, 1.5, 0.25
 LONGEST = 1.5  # D of CENTRES; a larger one has more noise, and shortens fewer rows
 LOWEST, HIGHEST = -40, 80  # powers of two that ranges tell apart
-_GRID = 2.0**-12  # times tau
+_GRID = 2.0**-12  # times tau, of noise with a known seed
+_FINE = 20  # binary digits of a row's part that are kept
 _LENGTHS = (1.0, 0.5, 0.25)  # of centres of classes that are tried
 _NOISES = tuple(4.0**-k for k in range(6))  # s of numbers that are tried, over what is sent
 _SCALES = tuple(4.0**k for k in range(-5, 4))  # t that are tried
@@ -120,29 +127,52 @@ class ReleaseQuestion:
         return {RANGES: q * (HIGHEST - LOWEST), CENTRES: 2 * q + 1,
                 SUMMARY: d * (d + 1) // 2 + (d + 1) * (q > self.n_features)}[self.stage]
 
-    def key(self, users: Users, user: int) -> str:
-        """A name for the release that depends on all that the answer depends on, the user's rows
-        included.
-        """
-        rows = users.take([user])
-        parts = [np.array([self.stage, self.mu, self.per_user, self.n_features], dtype=float),
-                 self.centre, self.scale,
-                 rows.features, np.zeros(0) if rows.targets is None else rows.targets]
-        return hashlib.sha256(b"".join(np.ascontiguousarray(part, dtype="<f8").tobytes() + b"|"
-                                       for part in parts)).hexdigest()
+    def key(self, about: str = "") -> str:
+        """A name for the release: all that the answer depends on but the rows.
 
-    def exact(self, users: Users) -> Array:
-        """(n_users, length) the sums, or means, without noise."""
+        Rows that have changed since are not released again by the same question, so whether they
+        have cannot be seen from its answer.
+
+        Parameters
+        ----------
+        about : a digest of how rows become numbers.
+        """
+        parts = [np.array([self.stage, self.mu, self.per_user, self.n_features], dtype=float),
+                 self.centre, self.scale]
+        return hashlib.sha256(about.encode() + b"|" + b"".join(
+            np.ascontiguousarray(part, dtype="<f8").tobytes() + b"|" for part in parts)).hexdigest()
+
+    @property
+    def grid(self) -> float:
+        """What released numbers are multiples of."""
+        digits = _FINE + max(0, math.ceil(math.log2(self.mu)))
+        return float(2.0 ** (math.floor(math.log2(self.sensitivity)) - digits))
+
+    @property
+    def steps(self) -> int:
+        """The parameter of the noise, in steps of the grid; rounded up."""
+        most = math.ceil(self.sensitivity / self.grid + 2.0 * math.sqrt(self.length)) + 2
+        return math.ceil(most / self.mu * (1 + 1e-9))
+
+    def exact(self, users: Users, grid: float = 0.0) -> Array:
+        """(n_users, length) the sums, or means, without noise.
+
+        Parameters
+        ----------
+        users : their rows.
+        grid : to which the part of every row is rounded; 0 for none.
+        """
         columns = users.features if users.targets is None or len(
             self.centre) == self.n_features else np.column_stack([users.features, users.targets])
         if columns.shape[1] != len(self.centre):
             raise InvalidInput(f"the release is about {len(self.centre)} columns, and there are "
                                f"{columns.shape[1]}", remedy="Agree on the columns again")
-        totals = np.zeros((users.n_users, self.length))
+        totals: Array = np.zeros((users.n_users, self.length))
         step = max(1, 2_000_000 // self.length)  # rows at a time, so that memory stays small
         for first in range(0, len(columns), step):
             part = slice(first, first + step)
-            np.add.at(totals, users.owner[part], self._parts(columns[part]))
+            parts = self._parts(columns[part])
+            np.add.at(totals, users.owner[part], np.rint(parts / grid) * grid if grid else parts)
         return totals / np.maximum(users.counts, 1)[:, None] if self.per_user else totals
 
     def _parts(self, columns: Array) -> Array:
@@ -171,9 +201,13 @@ class ReleaseQuestion:
         return np.concatenate(parts, axis=1)
 
     def noisy(self, exact: Array, experiment: Any = None) -> Array:
-        """What leaves: with noise, see `normal`, on a grid."""
-        grid, noise = _GRID * self.tau, normal(exact.size, experiment).reshape(exact.shape)
-        return np.asarray(np.round((exact + self.tau * noise) / grid) * grid)
+        """What leaves: with noise of the operating system, or for experiments of a seed."""
+        if experiment is None:
+            noise = discrete_normal(exact.size, self.steps).reshape(exact.shape)
+            return np.asarray((np.rint(exact / self.grid) + noise) * self.grid)
+        drawn = normal(exact.size, experiment).reshape(exact.shape)
+        grid = _GRID * self.tau
+        return np.asarray(np.round((exact + self.tau * drawn) / grid) * grid)
 
 
 def rows_of(z: Array) -> Array:
@@ -188,13 +222,10 @@ def rows_of(z: Array) -> Array:
 
 
 def normal(n: int, experiment: Any = None) -> Array:
-    """Normal numbers: of the operating system, or for experiments of a seed."""
-    from scipy.special import ndtri
-
+    """Normal numbers: of the operating system, on a fine grid, or for experiments of a seed."""
     if experiment is not None:
         return np.random.default_rng(experiment).standard_normal(n)
-    bits = np.frombuffer(os.urandom(8 * n), dtype="<u8") >> np.uint64(11)
-    return np.asarray(ndtri((bits + 0.5) * 2.0**-53))
+    return np.asarray(discrete_normal(n, 1 << 40) * 2.0**-40)
 
 
 # -- at the node
@@ -220,9 +251,9 @@ def query_of(question: ReleaseQuestion) -> dict[str, Array]:
             "scale": question.scale}
 
 
-def release(users: Users, keeper: NodeLedger | None, user: int, question: ReleaseQuestion,
-            experiment: int | None = None) -> bytes:
-    """What one user releases, the same bytes each time.
+def release(users: Users, keeper: NodeLedger | None, user: int, question: ReleaseQuestion, *,
+            experiment: int | None = None, about: str = "", grouping: str = "") -> bytes:
+    """What one user releases, the same bytes each time, also after its rows have changed.
 
     Parameters
     ----------
@@ -231,6 +262,8 @@ def release(users: Users, keeper: NodeLedger | None, user: int, question: Releas
     user : who releases.
     question : what.
     experiment : a seed of the noise, for experiments; None for the operating system.
+    about : a digest of how rows became numbers.
+    grouping : what tells users apart: the name of the column.
 
     Raises
     ------
@@ -243,10 +276,12 @@ def release(users: Users, keeper: NodeLedger | None, user: int, question: Releas
 
     def make() -> bytes:
         seed = None if experiment is None else [experiment, question.stage, user]
-        return np.ascontiguousarray(question.noisy(question.exact(own)[0], seed),
+        grid = question.grid if experiment is None else 0.0
+        return np.ascontiguousarray(question.noisy(question.exact(own, grid)[0], seed),
                                     dtype="<f8").tobytes()
 
-    return keeper.release(users.names[user], question.key(users, user), question.mu, make)
+    return keeper.release(users.names[user], question.key(about), question.mu, make,
+                          grouping=grouping)
 
 
 def objection_to(make: Callable[[int, ReleaseQuestion], bytes], user: int, query: Message,

@@ -58,6 +58,9 @@ class LocalNodes(LocalRuntime):
     def use(self, agreement: Agreement) -> None:
         if not agreement.names:  # not known yet
             return
+        for source in self.sources:
+            if self.private and isinstance(source, Table) and agreement.recipe is not None:
+                agreement.recipe.check_levels(source.frame)  # before anything is spent
         together = join([agreement.given(source) for source in self.sources])
         order = np.array([together.index(name) for name in agreement.names])
         data = agreement.data_of(together.take(order), 0.0 if self.private else self.holdout,

@@ -71,8 +71,19 @@ def headline(source: Fit | Path | Solution, labels: Ints, task: str,
         helps = _describe_scores(source.kind, scores)
     elif kind and len(labels) > 1:
         helps = "No rows were held out, so it is not known whether sharing helps."
-    return {"found": _describe_groups(kind, labels, noun), "better": better, "helps": helps,
-            "sure": sure}
+    return {"found": _describe_groups(kind, labels, noun) + _describe_aside(source),
+            "better": better, "helps": helps, "sure": sure}
+
+
+def _describe_aside(source: Fit | Path | Solution) -> str:
+    """Who did not take part in a federation, where somebody did not; the reasons are further down.
+    """
+    account = None if isinstance(source, Path) else source.account
+    if account is None or not account.aside:
+        return ""
+    names = [str(name) for name in account.aside][:3]
+    return (f" Set aside: {', '.join(names)}{', ...' * (len(account.aside) > 3)}; the reasons are "
+            "with the rounds below.")
 
 
 def _describe_groups(kind: str, labels: Ints, noun: str) -> str:

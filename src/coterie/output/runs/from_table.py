@@ -18,7 +18,7 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput
 from coterie.base.machine import begin_beside, one_blas_thread
-from coterie.base.storage import pack, unpack, write_atomically
+from coterie.base.storage import locked, pack, unpack, write_atomically
 from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input
 from coterie.data.frames import check_readable
@@ -83,19 +83,22 @@ def fit_table(data: Any, *, user: str = "", target: str = "", features: str | It
                            remedy="Give --user COLUMN")
     run = None if folder is None else _free_folder(Path(folder), data, resume=resume,
                                                    overwrite=overwrite)
-    features, drop = ([names] if isinstance(names, str) else list(names)
-                      for names in (features, drop))
-    settings = settings or Settings()
-    recipe, users = _read(data, partial(read_users, data, user=user or None, target=target or None,
-                                        features=features or None, drop=drop, task=task,
-                                        separator=separator or None))
-    settings = replace(settings, task=recipe.task, n_classes=len(recipe.classes))
-    table = TableSource(user=user, target=target, features=",".join(features), drop=",".join(drop),
-                        separator=separator, **_file_facts(data))
-    if run is None:
-        return replace(fit(users, settings, progress=progress), recipe=recipe, table=table)
-    return _in_folder(run, users, settings, progress, resume=resume, recipe=recipe, table=table,
-                      began=began)
+    with contextlib.nullcontext() if run is None else locked(run):
+        if run is not None:  # another run may have ended meanwhile
+            _free_folder(run, data, resume=resume, overwrite=overwrite)
+        features, drop = ([names] if isinstance(names, str) else list(names)
+                          for names in (features, drop))
+        settings = settings or Settings()
+        recipe, users = _read(data, partial(
+            read_users, data, user=user or None, target=target or None, features=features or None,
+            drop=drop, task=task, separator=separator or None))
+        settings = replace(settings, task=recipe.task, n_classes=len(recipe.classes))
+        table = TableSource(user=user, target=target, features=",".join(features),
+                            drop=",".join(drop), separator=separator, **_file_facts(data))
+        if run is None:
+            return replace(fit(users, settings, progress=progress), recipe=recipe, table=table)
+        return _in_folder(run, users, settings, progress, resume=resume, recipe=recipe,
+                          table=table, began=began)
 
 
 def _in_folder(run: Path, users: Users, settings: Settings, progress: FitProgress | None, *,

@@ -23,6 +23,8 @@ from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input, read_table, row_place
 from coterie.data.frames import users_frame
 from coterie.data.users import Users
+from coterie.fitting.average import Average
+from coterie.fitting.inference import CentreSummary, summarise_centres
 from coterie.fitting.kinds import Count, handed_out, kind_of, stated_loss
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.predictions import Data, Predictor, PredictsRows
@@ -31,7 +33,7 @@ from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, learn_units
 from coterie.losses import Loss, Squared
 from coterie.output import report
-from coterie.output.runs.save import RELEASED, model_columns
+from coterie.output.runs.save import AVERAGE, RELEASED, model_columns
 from coterie.problem.certificates import certify
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
@@ -75,6 +77,7 @@ class Run(PredictsRows):
     centres : (n_clusters, dim) what the users of each group share, in the solver's units; None
         where unknown.
     noise : the variance of a typical user's noise, for personal models of newcomers.
+    average : of several kinds of models, which predicts; None where the run has none.
 
     Example
     -------
@@ -98,6 +101,7 @@ class Run(PredictsRows):
     scale: Array | None = None
     centres: Array | None = None
     noise: float = 1.0
+    average: Average | None = None
 
     def __repr__(self) -> str:
         gap = f"claims a gap of {self.gap:.1e}" if np.isfinite(self.gap) else "claims no bound"
@@ -200,7 +204,7 @@ class Run(PredictsRows):
     def _predictor(self) -> Predictor:
         return Predictor(units=self._require(self.units), recipe=self.recipe, names=self.names,
                          models=self.models, labels=self.labels, together=self.together,
-                         fingerprint=self.info.get("fingerprint", ""))
+                         average=self.average, fingerprint=self.info.get("fingerprint", ""))
 
     def certify(self, data: Data = None) -> RunCertificate:
         """Certify the run again from its table.
@@ -228,21 +232,8 @@ class Run(PredictsRows):
         if "privacy" in self.info:
             return _certify_released(self, settings.tol)
         # 1. The rows of the run's users.
-        given, data = data, self.info["settings"].get("data") or None if data is None else data
-        if data is None and "n_rounds" in self.info:
-            raise InvalidInput("The rows of this federation stayed with its users, who answered "
-                               "for the certificate in run.json",
-                               remedy="Where all rows are in one table, give this table")
-        if data is None or (given is None and is_input(data)):
-            raise InvalidInput("The run was not made from a file",
-                               remedy="Give the data it was made from")
-        users = self._users(data)
-        if list(map(str, users.names)) != list(map(str, self.names)):
-            table = data if isinstance(data, (str, PathLike)) else "The table"
-            raise InvalidInput(f"{table} has other users than the run",
-                               remedy="Give the table the run was made from")
-        if "kind" in self.info:  # older versions used all rows
-            users, _ = without_far_targets(users, settings)
+        users = self._rows_of_the_run(data)
+        data = self.info["settings"].get("data") if data is None else data
         # 2. The problem, built again.
         units = learn_units(users, settings)
         automatic = settings.lam == settings.weights == "auto"
@@ -266,6 +257,47 @@ class Run(PredictsRows):
                      if isinstance(data, (str, PathLike)) else None)
         return RunCertificate.of(problem, solved, settings.tol, same_claims=same_claims,
                                  same_data=same_data, same_models=same_models)
+
+    def summary(self, data: Data = None) -> CentreSummary:
+        """Coefficients of the centres with standard errors; see `Fit.summary`.
+
+        Parameters
+        ----------
+        data : the table, a file or a polars frame, or `Users` in the units given; by default the
+            file that the run was made from.
+
+        Returns
+        -------
+        The summary, which prints as a table.
+
+        Raises
+        ------
+        InvalidInput : the rows are with their users, the table has other users, or the models have
+            no such coefficients.
+        """
+        units = self._require(self.units)
+        users = units.inner(self._rows_of_the_run(data))
+        return summarise_centres(units, users, self.labels, self.kind,
+                                 average=self.average is not None and self.average.used)
+
+    def _rows_of_the_run(self, data: Data) -> Users:
+        """The rows of the run's users, from its table."""
+        given, data = data, self.info["settings"].get("data") or None if data is None else data
+        if data is None and "n_rounds" in self.info:
+            raise InvalidInput("The rows of this federation stayed with its users, who answered "
+                               "for the certificate in run.json",
+                               remedy="Where all rows are in one table, give this table")
+        if data is None or (given is None and is_input(data)):
+            raise InvalidInput("The run was not made from a file",
+                               remedy="Give the data it was made from")
+        users = self._users(data)
+        if list(map(str, users.names)) != list(map(str, self.names)):
+            table = data if isinstance(data, (str, PathLike)) else "The table"
+            raise InvalidInput(f"{table} has other users than the run",
+                               remedy="Give the table the run was made from")
+        if "kind" in self.info:  # older versions used all rows
+            users, _ = without_far_targets(users, self._require(self.settings))
+        return users
 
     def _expected_models(self, problem: Problem, count: Count) -> Iterator[Array]:
         """The models that may predict for users with these groups."""
@@ -411,10 +443,13 @@ def load_run(folder: str | PathLike[str]) -> Run:
         graph = Graph.complete(len(names)) if arrays["pairs"] is None else Graph.from_edges(
             len(names), arrays["pairs"], np.asarray(arrays["weights"]))
         given |= _read_parts_of_a_fit(info, solved.shape[1])
+        lam, duals = float(arrays["lam"]), arrays["duals"]
+        if "average" in info:
+            given["average"] = _read_average(folder, len(names))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidInput(f"{folder / 'run.json'} was changed: {error}", remedy=AGAIN) from error
-    return Run(folder=folder, info=info, lam=float(arrays["lam"]), names=names, solved=solved,
-               models=solved if own is None else own, duals=arrays["duals"],
+    return Run(folder=folder, info=info, lam=lam, names=names, solved=solved,
+               models=solved if own is None else own, duals=duals,
                graph=graph, noise=1.0 if noise is None else float(noise), **given)
 
 
@@ -442,6 +477,17 @@ def _read_parts_of_a_fit(info: dict[str, Any], dim: int) -> dict[str, Any]:
         if any(isinstance(info[name], (str, list, dict)) for name in ("n_clusters", "gap")):
             raise ValueError("its number of groups or its gap is no number")
     return parts
+
+
+def _read_average(folder: Path, n_users: int) -> Average:
+    """The average that predicts; raises where it is not about these users."""
+    file = folder / AVERAGE
+    if not file.exists():
+        raise InvalidInput(f"{folder} is incomplete: it has no {AVERAGE}", remedy=AGAIN)
+    average = Average.from_state(unpack(file.read_bytes(), str(file)))
+    if any(len(part.estimate.personal) != n_users for part in average.parts):
+        raise ValueError("its average is not about its users")
+    return average
 
 
 def _read_settings(asked: dict[str, Any]) -> Settings:
@@ -489,7 +535,7 @@ def read(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
                            remedy="Give the folder that was named with --out")
     try:
         info = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{file} cannot be read: {error}", remedy=AGAIN) from error
     if not isinstance(info, dict):
         raise InvalidInput(f"{file} holds no run", remedy=AGAIN)

@@ -2,13 +2,15 @@
 
     run.json         settings, versions, status, gap, number of groups, and of a federated run
                      rounds and bytes
-    models.csv       one line per user: its group and the model that predicts for it
+    models.csv       one line per user: its group, and its model of the kind that was chosen, which
+                     predicts for it alone or as a part of an average
     clusters.csv     one line per group: number of users, and their model or the centre of their
                      models
     path.csv         one line per lam of the path: groups, objective, bound, gap, score on held-out
                      rows
     ledger.csv       the messages of a federated run: by round, kind, direction and field
     solution.coterie models, duals and graph
+    average.coterie  the parts of an average that predicts, and what intervals need
     released.coterie the released statistics of a private run, which its certificate is about
     report.json      what report.html shows
 
@@ -37,7 +39,7 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput, MissingExtra
 from coterie.base.labels import many
-from coterie.base.storage import json_ready, pack, safe_cell, write_atomically
+from coterie.base.storage import LOCK, json_ready, pack, safe_cell, write_atomically
 from coterie.base.types import Array
 from coterie.data.condensed import Condensed
 from coterie.data.frames import distinct, write_parquet
@@ -54,8 +56,8 @@ from coterie.problem.solution import Solution
 RESERVED = ("user", "cluster", "users")
 #: What an unfinished federated run leaves in its folder.
 UNFINISHED = {"checkpoint", "cluster", "state", "rounds.jsonl", "error.txt"}
-RELEASED = "released.coterie"
-_OPTIONAL = (RELEASED, "ledger.csv", "path.csv", "path.parquet", "models.parquet",
+RELEASED, AVERAGE = "released.coterie", "average.coterie"
+_OPTIONAL = (RELEASED, AVERAGE, "ledger.csv", "path.csv", "path.parquet", "models.parquet",
              "report.json", "report.html")
 
 
@@ -113,6 +115,8 @@ def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, An
         return
     classes = () if result.recipe is None else result.recipe.classes
     coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
+    if result.average is not None:
+        write_atomically(folder / AVERAGE, pack(result.average.state()))
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models, result.centres)
     write(folder, result.solution, asked, path=_path_columns(result), more=_describe_fit(result),
@@ -187,6 +191,12 @@ def _describe_fit(fit: Fit) -> dict[str, Any]:
     if fit.stability is not None:
         facts["stability"] = json_ready({name: getattr(fit.stability, name)
                                          for name in ("index", "searched", "stays")})
+    if fit.average is not None:
+        average = fit.average
+        facts["average"] = {
+            "weights": average.weights, "gain": json_ready(average.gain),
+            "gain_error": json_ready(average.error),
+            "relative_gradients": {part.name: part.gradient for part in average.parts}}
     if fit.account is not None and fit.privacy is not None:
         facts["privacy"] = {**fit.statement._asdict(), "sentence": str(fit.statement)}
     if recipe is not None:
@@ -370,7 +380,7 @@ def check_free(folder: str | os.PathLike[str], *, overwrite: bool = False,
     foreign = parts is not None and not all(".coterie" in file.suffixes for file in parts)
     finished = _is_run(folder / "run.json")
     if folder.is_dir() and parts is None and not finished:
-        foreign = not {file.name for file in folder.iterdir()} <= UNFINISHED
+        foreign = not {file.name for file in folder.iterdir()} <= {*UNFINISHED, LOCK}
     if foreign:
         raise InvalidInput(f"{folder} holds other files",
                            remedy="Name an empty or a new folder with --out")

@@ -1,0 +1,195 @@
+"""What is known of the centres: coefficients with errors, variances of the personal part, noise.
+
+Each group is one linear mixed model with its own centre, as lme4 and statsmodels fit it: random
+intercepts, and random slopes of the columns that vary inside users, where models are personal. The
+variances maximise the restricted likelihood without any prior, and errors are those of the centre
+for these variances. Classes and counts are working least-squares problems (penalised
+quasi-likelihood), so that their errors are approximate. Everything is given the kind of models and
+the groups: that these were chosen by the same rows is not in the errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from coterie.base.errors import InvalidInput
+from coterie.base.types import Array, Ints
+from coterie.data.users import Users
+from coterie.fitting.basis import Basis
+from coterie.fitting.candidates import Working
+from coterie.fitting.units import INTERCEPT, Units
+from coterie.groups.hierarchy import Estimate, Form, ModelSums, learn
+from coterie.losses import losses_for, name_of
+
+_NORMAL = 1.959964  # quantile of the standard normal distribution at 0.975
+_ROUNDS, _SETTLED, _STEPS = 3000, 1e-10, 60
+_WIDEST = 60  # features up to which there is a summary
+
+
+class Coefficient(NamedTuple):
+    """One coefficient of a centre, in the units given.
+
+    Parameters
+    ----------
+    group : whose centre it is of.
+    name : of the feature, or the intercept.
+    value, error : the estimate and its standard error.
+    low, high : the interval that has the coefficient with probability 0.95.
+    """
+
+    group: int
+    name: str
+    value: float
+    error: float
+    low: float
+    high: float
+
+
+class GroupPart(NamedTuple):
+    """What a group has besides its centre.
+
+    Parameters
+    ----------
+    group : its number.
+    users, rows : how many.
+    names : of the coefficients that are personal.
+    covariance : of these between users, in the units given.
+    noise : variance of the noise; for classes 1, and for counts the overdispersion.
+    """
+
+    group: int
+    users: int
+    rows: int
+    names: tuple[str, ...]
+    covariance: Array
+    noise: float
+
+
+@dataclass(frozen=True, eq=False)
+class CentreSummary:
+    """Coefficients of the centres with their errors; prints as a table.
+
+    Parameters
+    ----------
+    kind : of models.
+    coefficients : of all groups.
+    groups : what each group has besides.
+    exact : whether targets are numbers, so that errors are those of a linear mixed model.
+    average : whether an average predicts, of which these models are one part at most.
+    """
+
+    kind: str
+    coefficients: tuple[Coefficient, ...]
+    groups: tuple[GroupPart, ...]
+    exact: bool
+    average: bool
+
+    def __str__(self) -> str:
+        wide = max(12, *(len(one.name) for one in self.coefficients))
+        lines = []
+        for part in self.groups:
+            lines += [f"Group {part.group}: {part.users:,} users, {part.rows:,} rows, "
+                      f"{self.kind}", f"{'':{wide}} {'coefficient':>12} {'std. error':>12} "
+                      f"{'z':>8} {'2.5 %':>12} {'97.5 %':>12}"]
+            lines += [f"{one.name:{wide}} {one.value:12.5g} {one.error:12.5g} "
+                      f"{one.value / max(one.error, 1e-300):8.2f} {one.low:12.5g} {one.high:12.5g}"
+                      for one in self.coefficients if one.group == part.group]
+            if part.names:
+                lines.append("Standard deviations between users:")
+                lines += [f"{name:{wide}} {np.sqrt(variance):12.5g}" for name, variance in
+                          zip(part.names, np.diag(part.covariance), strict=True)]
+            lines.append(f"{'noise (std. deviation)' if self.exact else 'dispersion'}: "
+                         f"{np.sqrt(part.noise) if self.exact else part.noise:.5g}")
+        lines.append("Errors and intervals are given the kind of models and the groups: that these "
+                     "were chosen by the same rows is not in them.")
+        if not self.exact:
+            lines.append("For classes and counts they are approximate (penalised "
+                         "quasi-likelihood).")
+        if self.average:
+            lines.append("Predictions are an average of several kinds of models; these are the "
+                         "coefficients of the one kind that was chosen.")
+        return "\n".join(lines)
+
+
+def summarise_centres(units: Units, users: Users, labels: Ints, kind: str, *,
+                      average: bool) -> CentreSummary:
+    """The coefficients of centres with their errors.
+
+    Parameters
+    ----------
+    units : of the data.
+    users : their rows, as the solver sees them.
+    labels : (n_users,) the groups.
+    kind : of models.
+    average : whether an average predicts.
+
+    Raises
+    ------
+    InvalidInput : models that have no such coefficients.
+    """
+    usual = name_of(units.loss) == losses_for(units.task)[0]
+    if units.task == "clustering" or not usual or units.n_classes > 2:
+        raise InvalidInput("coefficients have errors for numbers, two classes and counts with the "
+                           "default loss", remedy="Read the models in to_frame()")
+    if kind == "alone" or users.n_features > _WIDEST:
+        raise InvalidInput("these models share no centre" if kind == "alone" else
+                           f"there are {users.n_features} features, and errors are computed for "
+                           f"at most {_WIDEST}", remedy="Read the models in to_frame()")
+    coefficients, groups = list[Coefficient](), list[GroupPart]()
+    for c in range(int(labels.max()) + 1):
+        some = users.take(np.flatnonzero(labels == c))
+        estimate = _estimate(units, some, personal=kind.startswith("personal"))
+        turn, shift = _to_given(units)
+        values, C = turn @ estimate.mean + shift, turn @ estimate.error @ turn.T
+        names = [INTERCEPT, *units.feature_names]
+        for name, value, error in zip(names, values, np.sqrt(np.diag(C)), strict=True):
+            reach = _NORMAL * float(error)
+            coefficients.append(Coefficient(c, name, float(value), float(error),
+                                            float(value) - reach, float(value) + reach))
+        p = estimate.form.personal
+        own = turn[np.ix_(p, p)]
+        groups.append(GroupPart(c, some.n_users, some.n_samples, tuple(names[j] for j in p),
+                                own @ estimate.variances.covariance @ own.T,
+                                estimate.variances.noise * units.spread**2))
+    return CentreSummary(kind, tuple(coefficients), tuple(groups), units.task == "regression",
+                         average)
+
+
+def _estimate(units: Units, users: Users, *, personal: bool) -> Estimate:
+    """The mixed model of a group, in the solver's units."""
+    assert users.targets is not None
+    columns = np.concatenate([np.ones((users.n_samples, 1)), users.features], axis=1)
+    varies = np.flatnonzero(Basis.learn(users.features, users.offsets).varies)
+    own = np.concatenate([[0], 1 + varies]) if personal and users.n_users > 1 else np.zeros(0)
+    form = Form(np.arange(columns.shape[1]), np.zeros(columns.shape[1], dtype=np.int64),
+                own.astype(np.int64), np.zeros(len(own), dtype=np.int64))
+    if units.task == "regression":
+        sums = ModelSums.of(columns, users.targets, users.offsets)
+        return learn(sums, form, rounds=_ROUNDS, settled=_SETTLED, priors=0.0)
+    y = users.targets if units.task == "counts" else 0.5 * (users.targets + 1.0)
+    mean = float(np.clip(y.mean(), 1e-3, None if units.task == "counts" else 1.0 - 1e-3))
+    centre = float(np.log(mean) if units.task == "counts" else np.log(mean / (1.0 - mean)))
+    work = Working(units.task, columns, y, users.offsets, centre,
+                   float(np.log(2.0 * max(float(y.max()), 1.0))))
+    estimate, _ = work.solve(form, None, np.full(len(y), centre), steps=_STEPS, rounds=4)
+    # The centre is a part of the intercept.
+    mean_part = estimate.mean.copy()
+    mean_part[0] += centre
+    return Estimate(form, estimate.variances, mean_part, estimate.error, estimate.personal,
+                    estimate.spread, estimate.follows, estimate.evidence)
+
+
+def _to_given(units: Units) -> tuple[Array, Array]:
+    """The linear map from the solver's coefficients, intercept first, to those in the units given.
+    """
+    d = len(units.mean)
+    turn = np.zeros((d + 1, d + 1))
+    turn[0, 0] = units.spread
+    turn[0, 1:] = -units.mean / units.scale * units.spread
+    turn[np.arange(1, d + 1), np.arange(1, d + 1)] = units.spread / units.scale
+    shift = np.zeros(d + 1)
+    shift[0] = units.centre
+    return turn, shift
