@@ -48,6 +48,7 @@ _USER, _TARGET = "the user", "the target"  # names that no table has
 _LIBRARIES = ("polars", "sklearn.linear_model", "sklearn.model_selection", "lightgbm",
               "statsmodels.regression.mixed_linear_model", "gpboost", "pygam", "coterie.fitting")
 _FLOOR = -20.0  # of a log-probability that is scored
+_TIE = 1.02  # ratio of losses up to which nobody wins
 _KEPT = 1e-9  # spread of a column, over its size, from which it is one
 
 
@@ -301,7 +302,7 @@ def _mean(scores: dict[int, Score], seeds: Iterable[int]) -> float:
 
 
 def describe(rows: Sequence[Standing], scores: Iterable[Score]) -> list[str]:
-    """Lines to print: a row per table, means over tables, and what failed."""
+    """Lines to print: a row per table, geometric means over tables, and what failed."""
     form = "{:13} {:>9} {:>7} {:>6} {:15} {:>6} {:15} {:>7} {:>6}"
     lines = [form.format("table", "coterie", "/ liner", "/ six", "of six", "/ all", "of all",
                          "/ before", "cover").rstrip()]
@@ -309,21 +310,23 @@ def describe(rows: Sequence[Standing], scores: Iterable[Score]) -> list[str]:
         cells = ("" if value != value else value if isinstance(value, str)
                  else f"{value:.{4 if k == 1 else 3}g}" for k, value in enumerate(row))
         lines.append(form.format(*cells).rstrip())
+    form = "{:20} {:>6} {:>6} {:>6} {:>7} {:>6} {:>7} {:>6}"
+    lines += ["", form.format("over", "tables", "mean", "worst", "better", "worse", "> 10 %",
+                              "> 2 x")]
     for what, field in (("three one-liners", "over_one_liner"), ("six in hindsight", "over_six"),
                         ("all in hindsight", "over_all"), ("the version before", "over_before")):
         ratios = np.array([getattr(row, field) for row in rows])
         ratios = ratios[np.isfinite(ratios)]
         if ratios.size:
-            wins, losses, clear, twice = (int(chosen.sum()) for chosen in (
-                ratios < 1 / 1.02, ratios > 1.02, ratios > 1.1, ratios > 2.0))
-            lines.append(f"over {what}: {np.exp(np.log(ratios).mean()):.3f} (geometric mean of "
-                         f"{ratios.size}), worst {ratios.max():.2f}; by over 2 % better on {wins} "
-                         f"and worse on {losses}; over 10 % worse on {clear}, twice on {twice}")
+            wins, *losses = (int(chosen.sum()) for chosen in (
+                ratios < 1 / _TIE, ratios > _TIE, ratios > 1.1, ratios > 2.0))
+            lines.append(form.format(what, ratios.size, f"{np.exp(np.log(ratios).mean()):.3f}",
+                                     f"{ratios.max():.2f}", wins, *losses))
     covered = np.array([row.coverage for row in rows if math.isfinite(row.coverage)])
     if covered.size:
         close = int((np.abs(covered - one_fit.LEVEL) <= 0.02).sum())
         lines.append(f"intervals of {one_fit.LEVEL:.0%}: cover {covered.mean():.1%} of the rows of "
-                     f"a table (mean of {covered.size}), {covered.min():.1%} to "
+                     f"a table (mean of {covered.size}),\n{covered.min():.1%} to "
                      f"{covered.max():.1%}; within 2 % on {close}")
     failed: dict[tuple[str, str], dict[str, None]] = {}
     for one in scores:
