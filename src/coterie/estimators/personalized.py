@@ -29,20 +29,21 @@ from coterie.convex.choice import accuracy, explained_deviance, explained_varian
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.data.validation import Rows, group, show, suggest
-from coterie.estimators.shared import fit_quietly, keep, scored_without_users, settings_of
+from coterie.estimators.shared import (
+    GIVE_USERS,
+    fit_quietly,
+    has_probabilities,
+    is_of_counts,
+    keep,
+    scored_without_users,
+    settings_of,
+)
 from coterie.fitting import Settings
 from coterie.fitting.predictions import models_by_name
-from coterie.losses import LOSSES
 from coterie.problem.newcomers import Joined
 
 #: The one user of a fit without users.
 EVERYONE = "(everyone)"
-#: What to do where users are missing: by hand, inside of scikit-learn's pipelines and searches, or
-#: on purpose.
-GIVE_USERS = ("Give users, the owner of each row. A pipeline, a search or a cross-validation "
-              "passes users on after sklearn.set_config(enable_metadata_routing=True); or set "
-              "user_column, and give frames with this column. Set no_users='together' if one model "
-              "for all rows is meant")
 
 
 class Personalized(BaseEstimator):  # type: ignore[misc]
@@ -236,15 +237,6 @@ class Personalized(BaseEstimator):  # type: ignore[misc]
         return X, models[rows.codes], index[rows.codes]
 
 
-def _has_probabilities(classifier: Any) -> bool:
-    """Whether margins are logarithms of odds, which extend to several classes, too."""
-    return classifier.loss not in LOSSES or LOSSES[classifier.loss].log_odds
-
-
-def _counts(regressor: Any) -> bool:
-    return regressor.loss in LOSSES and LOSSES[regressor.loss].task == "counts"
-
-
 class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[misc]
     """A linear classifier for every user; the users of a group share one. The groups are found from
     the data.
@@ -401,7 +393,7 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         t = self.decision_function(X, users)
         return self.classes_[t.argmax(axis=1) if t.ndim == 2 else (t > 0).astype(np.int64)]
 
-    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
+    @available_if(has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any, users: Any = None) -> Array:
         """The probability of each class, by the model of each row's user.
 
@@ -466,7 +458,7 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         check_classification_targets(y)
         if reset:
             self.classes_ = np.unique(y)
-            if len(self.classes_) > 2 and not _has_probabilities(self):
+            if len(self.classes_) > 2 and not has_probabilities(self):
                 raise InvalidInput("Only binary classification is supported by the "
                                    f"{self.loss.replace('_', ' ')}. The type of the target is "
                                    f"{type_of_target(y)}",
@@ -481,7 +473,7 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_class = _has_probabilities(self)
+        tags.classifier_tags.multi_class = has_probabilities(self)
         return tags
 
 
@@ -534,7 +526,7 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
         """
         X, users = self._split_owners(X, users)
         X, y = self._checked(X, y, reset=True)
-        return self._fit(X, y, users, "counts" if _counts(self) else "regression")
+        return self._fit(X, y, users, "counts" if is_of_counts(self) else "regression")
 
     def predict(self, X: Any, users: Any = None) -> Array:
         """The target, or the mean count, of each row, predicted by its user's model.
@@ -601,5 +593,5 @@ class PersonalizedRegressor(RegressorMixin, Personalized):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = _counts(self)
+        tags.target_tags.positive_only = is_of_counts(self)
         return tags

@@ -15,10 +15,18 @@ from coterie.base.errors import ConvergenceWarning
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.fitting import Fit, Settings, fit
+from coterie.losses import LOSSES
 from coterie.problem.solution import Status
 
 #: Parameters whose name is another one in `Settings`.
 RENAMED = {"most": "max_groups"}
+
+#: What to do where users are missing: by hand, inside of scikit-learn's pipelines and searches, or
+#: on purpose.
+GIVE_USERS = ("Give users, the owner of each row. A pipeline, a search or a cross-validation "
+              "passes users on after sklearn.set_config(enable_metadata_routing=True); or set "
+              "user_column, and give frames with this column. Set no_users='together' if one model "
+              "for all rows is meant")
 
 
 def settings_of(estimator: Any, task: Task) -> Settings:
@@ -35,6 +43,16 @@ def settings_of(estimator: Any, task: Task) -> Settings:
     if not isinstance(seed, (int, np.integer)):
         seed = check_random_state(seed).randint(2**31 - 1)
     return Settings(**{"holdout": 0.0, **given}, task=task, seed=int(seed))
+
+
+def has_probabilities(classifier: Any) -> bool:
+    """Whether margins are logarithms of odds, which extend to several classes, too."""
+    return classifier.loss not in LOSSES or LOSSES[classifier.loss].log_odds
+
+
+def is_of_counts(regressor: Any) -> bool:
+    """Whether the loss is for counts."""
+    return regressor.loss in LOSSES and LOSSES[regressor.loss].task == "counts"
 
 
 class EstimatorConvergenceWarning(
