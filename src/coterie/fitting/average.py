@@ -150,13 +150,15 @@ class Average:
                                remedy="Use for example 0.9")
         return float(np.interp(level, np.linspace(0.0, 1.0, len(self.quantiles)), self.quantiles))
 
-    def sentence(self, kind: str) -> str:
-        """What predicts; `kind` is what the kind that was chosen is called."""
-        if not self.used:
-            return ""
+    def described(self, kind: str) -> str:
+        """Of what predictions are an average; `kind` is what the kind that was chosen is called."""
         named = [f"{kind if name == 'kind' else name} ({weight:.2f})"
                  for name, weight in self.weights.items()]
-        return (f"Predictions are an average of: {'; '.join(named)}. It is clearly better on rows "
+        return f"Predictions are an average of: {'; '.join(named)}."
+
+    def sentence(self, kind: str) -> str:
+        """The same, with the reason."""
+        return (f"{self.described(kind)} It is clearly better on rows "
                 "left out than one kind of models. Each part is the solution of a convex problem "
                 "of its own; their average is not that of one problem.")
 

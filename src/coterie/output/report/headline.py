@@ -71,8 +71,11 @@ def headline(source: Fit | Path | Solution, labels: Ints, task: str,
         helps = _describe_scores(source.kind, scores)
     elif kind and len(labels) > 1:
         helps = "No rows were held out, so it is not known whether sharing helps."
-    return {"found": _describe_groups(kind, labels, noun) + _describe_aside(source),
-            "better": better, "helps": helps, "sure": sure}
+    found = _describe_groups(kind, labels, noun)
+    if isinstance(source, Fit) and source.average is not None and source.average.used:
+        found = f"{found} {source.average.described(kind)}"
+    return {"found": found + _describe_aside(source), "better": better, "helps": helps,
+            "sure": sure}
 
 
 def _describe_aside(source: Fit | Path | Solution) -> str:

@@ -115,7 +115,7 @@ def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, An
         return
     classes = () if result.recipe is None else result.recipe.classes
     coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
-    if result.average is not None:
+    if result.average is not None and result.average.parts:
         write_atomically(folder / AVERAGE, pack(result.average.state()))
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models, result.centres)
@@ -191,7 +191,7 @@ def _describe_fit(fit: Fit) -> dict[str, Any]:
     if fit.stability is not None:
         facts["stability"] = json_ready({name: getattr(fit.stability, name)
                                          for name in ("index", "searched", "stays")})
-    if fit.average is not None:
+    if fit.average is not None and fit.average.parts:
         average = fit.average
         facts["average"] = {
             "weights": average.weights, "gain": json_ready(average.gain),
