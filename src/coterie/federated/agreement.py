@@ -72,6 +72,7 @@ class Introduction(NamedTuple):
     targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers"; of a table in a
         private federation "table": then `features` are its columns of numbers.
     summary : of a table; a private federation has none.
+    user, target : columns of a private table, which a summary says otherwise.
     """
 
     names: tuple[Any, ...]
@@ -79,6 +80,8 @@ class Introduction(NamedTuple):
     n_classes: int = 0
     targets: str = "none"
     summary: TableSummary | None = None
+    user: str = ""
+    target: str = ""
 
     @classmethod
     def of(cls, source: Users | Table, *, private: bool = False) -> Introduction:
@@ -86,7 +89,8 @@ class Introduction(NamedTuple):
         columns hold.
         """
         if isinstance(source, Table):
-            return (cls(names=source.names, features=source.number_columns(), targets="table")
+            return (cls(names=source.names, features=source.number_columns(), targets="table",
+                        user=source.user, target=source.target or "")
                     if private else cls(names=source.names, summary=source.summary()))
         y = source.targets
         if y is None or not len(y):
@@ -122,6 +126,9 @@ class Introduction(NamedTuple):
             if not (isinstance(features, list) and len(features) <= MOST_COLUMNS
                     and all(map(is_text, features)) and len(set(features)) == len(features)):
                 raise _no_introduction("its columns have no names, or the same")
+            columns = str(said.get("user", "")), str(said.get("target", ""))
+            if not all(map(is_text, filter(None, columns))):
+                raise _no_introduction("its columns have no names")
             if not is_count(n_classes) or targets not in _TARGETS:
                 raise _no_introduction("its targets do not exist")
             summary = None if said["summary"] is None else TableSummary.from_json(said["summary"])
@@ -132,7 +139,7 @@ class Introduction(NamedTuple):
         # a private table may have texts only.
         elif not features and names and targets not in ("none", "table"):
             raise _no_introduction("it has targets, and no columns")
-        return cls(tuple(names), tuple(features), n_classes, targets, summary)
+        return cls(tuple(names), tuple(features), n_classes, targets, summary, *columns)
 
 
 def _no_introduction(why: str) -> InvalidInput:
@@ -517,8 +524,11 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
     ------
     InvalidInput : a column of which too little is public.
     """
-    user, target, task = deployment.user, deployment.target, deployment.task
-    require(target, "a private fit needs a target", "Give --target COLUMN")
+    user, target = (_one_column(tables, what, getattr(deployment, what))
+                    for what in ("user", "target"))
+    task = deployment.task
+    require(target, "a private fit needs a target",
+            "Set target in the configuration of the nodes, or give --target COLUMN")
     numbers = set.intersection(*(set(table.features) for table in tables))
     given = dict(privacy.clip) if isinstance(privacy.clip, Mapping) else {}
     named, drop = split_names(deployment.features), (target, user, *split_names(deployment.drop))
@@ -543,6 +553,15 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
     return Recipe(user=user, target=target, task="classification" if classes else "regression",
                   classes=classes, class_kind="str", columns=columns,
                   notes=(f"Private: only the columns {show(*names)} are used{why}",))
+
+
+def _one_column(tables: Sequence[Introduction], what: str, given: str) -> str:
+    """The column of users or of targets: that of the run, or the one that all nodes have set."""
+    named = sorted({getattr(table, what) for table in tables} - {""})
+    if not given and len(named) > 1:
+        raise InvalidInput(f"nodes have set different columns as {what}: {show(*named)}",
+                           remedy="Give all nodes the same user and target")
+    return given or next(iter(named), "")
 
 
 def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
