@@ -36,6 +36,7 @@ _DEGREES = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)  # values of 
 _ROUNDS = 15  # of EM
 _FEWEST = 0.5  # rows less parameters in use from which a residual variance says something
 _SMALLEST = 1e-6  # s_i, over s_0
+_ROUNDING = 1e-13  # residuals, over the squares of targets, below which rounding decides
 
 
 class _Rows(NamedTuple):
@@ -135,12 +136,13 @@ def _expect(rows: _Rows, labels: Ints, variances: Array, covariance: Array, scal
     models = own.modes(centres, posterior)
     residual = rows.squares \
         + (models * (np.einsum("nde,ne->nd", rows.gram, models) - 2 * rows.products)).sum(axis=1)
+    unsure = _ROUNDING * rows.squares + 1e-300  # what differences of sums cannot tell from zero
     deviations = models - centres
     moment = (deviations / f).T @ deviations + (posterior / f[..., None]).sum(axis=0)
     return _Step(float(marginal.at_own(centres).sum()), np.einsum("nde,ned->n", own.curvatures,
         posterior),
-                 np.maximum(residual, 1e-300),
-                 np.maximum(residual, 0.0) + np.einsum("nde,ned->n", rows.gram, posterior),
+                 np.maximum(residual, unsure),
+                 np.maximum(residual, unsure) + np.einsum("nde,ned->n", rows.gram, posterior),
                  moment / len(scales))
 
 
