@@ -47,8 +47,8 @@ def fit_summaries(known: Effective, settings: Settings, progress: FitProgress | 
     progress : called with what is being done.
     """
     settings = replace(settings, task="regression", loss="squared", holdout=0.0, standardize=False,
-                       ridge=known.ridge, n_classes=0)
-    units = learn_units(known.users, settings)
+                       ridge=known.ridge, n_classes=0, average="off")
+    units = learn_units(known.users, settings)  # an average would cost a budget of its own
     if known.users.n_users < 2:
         return fit(known.users, settings, progress=progress)
 
