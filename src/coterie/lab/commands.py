@@ -264,7 +264,7 @@ def run_bench(data: _Folder = None, sets: _Sets = "", methods: _Methods = "", sp
                            remedy="Give the folder with landmine.npz and the others")
     todo = federations(data, split_names(sets), quick)
     only = split_names(methods)
-    known = dict.fromkeys(method.name for federation in todo for method in lab.methods(federation))
+    known = dict.fromkeys(name for federation in todo for name, _ in lab.methods(federation))
     skipped = {name: text for federation in todo for name, text in lab.left_out(federation).items()}
     for name in only:
         if name not in known and name not in skipped:

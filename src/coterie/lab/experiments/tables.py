@@ -42,7 +42,7 @@ from coterie.lab.experiments.public_tables import TABLES, Loaded, half, load_tab
 
 OURS = "coterie"
 #: All methods by name, coterie first.
-METHODS: dict[str, type[Central] | None] = {OURS: None, **COMPARATORS, **ANCHORS}
+METHODS: dict[str, Central | None] = {OURS: None, **COMPARATORS, **ANCHORS}
 _USER, _TARGET = "the user", "the target"  # names that no table has
 #: Imported once, so that no time of a method has its import in it.
 _LIBRARIES = ("polars", "sklearn.linear_model", "sklearn.model_selection", "lightgbm",
@@ -129,8 +129,8 @@ def predict_comparator(loaded: Loaded, train: Flags, method: str, seed: int) -> 
     centre, unit = (y[train].mean(), max(y[train].std(), 1e-300)) if task == "regression" \
         else (0.0, 1.0)
     users = Users.from_arrays(_encode(loaded, train), (y - centre) / unit, loaded.owner)
-    fitted = kind().fit(_part(users, train), task if task in kind.tasks else "regression",
-                        n_classes=len(loaded.classes), seed=seed)
+    fitted = kind.fit(_part(users, train), task if task in kind.tasks else "regression",
+                      n_classes=len(loaded.classes), seed=seed)
     found = np.asarray(fitted.decide(_part(users, ~train)), dtype=float)
     note = "; ".join(filter(None, (fitted.note, fitted.concern)))
     if not loaded.classes:
