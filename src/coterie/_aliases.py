@@ -55,8 +55,9 @@ MOVED = {
     "privacy.effective": "federated.private.effective", "privacy.fit": "federated.private.fit",
     "privacy.home": "federated.private.release", "privacy.inference": "lab.attacks.inference",
     "privacy.ledger": "federated.private.ledger", "privacy.lower_bound": "lab.attacks.releases",
-    "privacy.poison": "lab.attacks.poison", "privacy.policy": "federated.private.policy",
-    "privacy.reconstruction": "lab.attacks.inference", "privacy.recording": "lab.attacks.recording",
+    "privacy.poison": "lab.attacks.simulation", "privacy.policy": "federated.private.policy",
+    "privacy.reconstruction": "lab.attacks.inference",
+    "privacy.recording": "lab.attacks.simulation",
     "privacy.release": "federated.private.release", "privacy.runs": "lab.commands",
     "privacy.simulation": "lab.attacks.simulation", "runs": "output.runs",
     "solution": "problem.solution", "storage": "base.storage", "threads": "base.machine"}

@@ -14,7 +14,7 @@ from coterie.federated.fit import fit_federation
 from coterie.federated.runtimes.nodes import LocalNodes
 from coterie.federated.settings import Deployment
 from coterie.fitting import Settings, fit
-from coterie.lab.attacks.recording import Recorder, evidence_of
+from coterie.lab.attacks.simulation import Recorder, evidence_of
 
 
 def drawn(task: str, n_users: int = 10, rows: int = 60, seed: int = 0) -> ct.Users:
