@@ -24,7 +24,7 @@ MOVED = {
     "analysis.recovery": "convex.recovery", "analysis.refining": "groups.refining",
     "analysis.sampling": "groups.sampling", "analysis.search": "groups.search",
     "analysis.select": "convex.choice", "analysis.spread": "groups.spread",
-    "analysis.wide": "groups.wide", "analysis.wide_models": "groups.wide_models",
+    "analysis.wide": "groups.wide", "analysis.wide_models": "groups.wide",
     "baselines": "lab.baselines", "beside": "base.machine", "certificates": "problem.certificates",
     "compiling": "base.compiling", "data.io": "data.files", "errors": "base.errors",
     "estimators.classifier": "estimators.personalized",

@@ -42,7 +42,7 @@ from coterie.fitting.settings import Settings
 from coterie.groups.dispersion import without_ridge
 from coterie.groups.random_effects import learn_spread
 from coterie.groups.summaries import Summaries, spread_within
-from coterie.groups.wide_models import WideModels, fit_models
+from coterie.groups.wide import WideModels, fit_models
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.derived import Grouped, Weighted
 from coterie.losses.personal import PersonalSamples

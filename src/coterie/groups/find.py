@@ -65,8 +65,7 @@ from coterie.groups.search import (
     search_parts,
 )
 from coterie.groups.summaries import RowsSource, summarise
-from coterie.groups.wide import WideSearch, search_wide
-from coterie.groups.wide_models import fit_models
+from coterie.groups.wide import WideSearch, fit_models, search_wide
 from coterie.losses import (
     Logistic,
     Loss,

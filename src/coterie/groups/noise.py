@@ -29,6 +29,7 @@ import numpy as np
 from coterie.base.types import Array, Ints
 from coterie.data.users import Users
 from coterie.groups.dispersion import without_ridge
+from coterie.groups.hierarchy import ModelSums
 from coterie.groups.spread import Expansions, sample_users
 from coterie.losses import Loss
 
@@ -39,25 +40,6 @@ _SMALLEST = 1e-6  # s_i, over s_0
 _ROUNDING = 1e-13  # residuals, over the squares of targets, below which rounding decides
 
 
-class _Rows(NamedTuple):
-    """What squared loss needs of the rows of each user."""
-
-    counts: Array  # (n_users,)
-    squares: Array  # (n_users,) sum of squared targets
-    products: Array  # (n_users, dim) design' targets
-    gram: Array  # (n_users, dim, dim) design' design
-
-    @classmethod
-    def of(cls, users: Users, loss: Loss) -> _Rows:
-        plain = without_ridge(loss)
-        samples, counts = plain.prepare(users), users.sizes.astype(float)
-        f, g, h = plain.evaluate(samples, np.zeros((users.n_users, samples.dim)), 2)
-        return cls(counts, 2 * counts * f, -counts[:, None] * g, counts[:, None, None] * h)
-
-    def take(self, some: Ints) -> _Rows:
-        return _Rows(*(part[some] for part in self))
-
-
 class _Step(NamedTuple):
     """The E step for given variances."""
 
@@ -66,6 +48,14 @@ class _Step(NamedTuple):
     residual: Array  # (n_users,) sum of squared residuals
     expected: Array  # (n_users,) its expectation over the model given the rows
     moment: Array  # (dim, dim) the mean of (model - centre) (model - centre)' / scale
+
+
+def sums_of(users: Users, loss: Loss) -> ModelSums:
+    """What squared loss needs of the rows of each user."""
+    plain = without_ridge(loss)
+    samples, counts = plain.prepare(users), users.sizes.astype(float)
+    f, g, h = plain.evaluate(samples, np.zeros((users.n_users, samples.dim)), 2)
+    return ModelSums(counts[:, None, None] * h, -counts[:, None] * g, 2 * counts * f, counts)
 
 
 def noise_of_users(users: Users, loss: Loss, labels: Ints, covariance: Array, noise: float,
@@ -83,8 +73,9 @@ def noise_of_users(users: Users, loss: Loss, labels: Ints, covariance: Array, no
     """
     if not loss.gaussian or users.n_users < 3:
         return None
-    rows, some = _Rows.of(users, loss), sample_users(users.n_users)
-    few, few_labels = rows.take(some), np.unique(labels[some], return_inverse=True)[1]
+    rows, some = sums_of(users, loss), sample_users(users.n_users)
+    few = ModelSums(*(part[some] for part in rows))
+    few_labels = np.unique(labels[some], return_inverse=True)[1]
     fits = [_fit(few, few_labels, covariance, noise, form, follows) for follows in (False, True)]
     if fits[0] is None or fits[1] is None or fits[1][0] > fits[0][0]:
         return None
@@ -92,23 +83,24 @@ def noise_of_users(users: Users, loss: Loss, labels: Ints, covariance: Array, no
     variances = np.full(users.n_users, scale)
     for _ in range(3):
         step = _expect(rows, labels, variances, spread, np.ones(users.n_users))
-        variances = _variances(step, rows.counts, degrees, scale)
+        variances = _variances(step, rows.rows, degrees, scale)
     return spread, variances / noise
 
 
-def _fit(rows: _Rows, labels: Ints, covariance: Array, noise: float, form: Callable[[Array], Array],
+def _fit(rows: ModelSums, labels: Ints, covariance: Array, noise: float,
+         form: Callable[[Array], Array],
          follows: bool) -> tuple[float, Array, float, float] | None:
     """Evidence, T, nu and s_0 by EM; T_i = s_i T if `follows`. None if the noise of all users may
     be equal.
     """
-    n = len(rows.counts)
+    n = len(rows.rows)
     variances, spread = np.full(n, noise), covariance / noise if follows else covariance
     for _ in range(_ROUNDS):
         step = _expect(rows, labels, variances, spread, variances if follows else np.ones(n))
-        degrees, scale, gain = _prior(step.residual, rows.counts - step.used)
+        degrees, scale, gain = _prior(step.residual, rows.rows - step.used)
         if gain < 0.5 * np.log(n):
             return None
-        variances = _variances(step, rows.counts, degrees, scale)
+        variances = _variances(step, rows.rows, degrees, scale)
         spread = form(step.moment)
     step = _expect(rows, labels, variances, spread, variances if follows else np.ones(n))
     return (step.evidence, spread, degrees, scale) if np.isfinite(step.evidence) else None
@@ -118,15 +110,16 @@ def _variances(step: _Step, counts: Array, degrees: float, scale: float) -> Arra
     return np.maximum((degrees * scale + step.expected) / (degrees + counts), _SMALLEST * scale)
 
 
-def _expect(rows: _Rows, labels: Ints, variances: Array, covariance: Array, scales: Array) -> _Step:
+def _expect(rows: ModelSums, labels: Ints, variances: Array, covariance: Array,
+            scales: Array) -> _Step:
     """The E step of EM for T_i = scales_i * covariance.
 
     Models with covariance f T and curvature A are, in units of sqrt(f), models with covariance T
     and curvature f A.
     """
     v, f = variances[:, None], scales[:, None]
-    constants = -0.5 * (rows.squares / variances + rows.counts * np.log(2 * np.pi * variances))
-    own = Expansions(constants, rows.products / v, rows.gram / v[..., None])
+    constants = -0.5 * (rows.square / variances + rows.rows * np.log(2 * np.pi * variances))
+    own = Expansions(constants, rows.moment / v, rows.gram / v[..., None])
     scaled = Expansions(constants, np.sqrt(f) * own.slopes, f[..., None] * own.curvatures)
     inner, posterior = scaled.marginal(covariance)
     marginal = Expansions(inner.constants, inner.slopes / np.sqrt(f),
@@ -134,9 +127,9 @@ def _expect(rows: _Rows, labels: Ints, variances: Array, covariance: Array, scal
     posterior = f[..., None] * posterior
     centres = marginal.centres(labels)[labels]
     models = own.modes(centres, posterior)
-    residual = rows.squares \
-        + (models * (np.einsum("nde,ne->nd", rows.gram, models) - 2 * rows.products)).sum(axis=1)
-    unsure = _ROUNDING * rows.squares + 1e-300  # what differences of sums cannot tell from zero
+    residual = rows.square \
+        + (models * (np.einsum("nde,ne->nd", rows.gram, models) - 2 * rows.moment)).sum(axis=1)
+    unsure = _ROUNDING * rows.square + 1e-300  # what differences of sums cannot tell from zero
     deviations = models - centres
     moment = (deviations / f).T @ deviations + (posterior / f[..., None]).sum(axis=0)
     return _Step(float(marginal.at_own(centres).sum()), np.einsum("nde,ned->n", own.curvatures,
