@@ -17,8 +17,14 @@ from coterie.base.types import Array, Ints
 from coterie.convex.path import Path
 from coterie.data.users import Participants
 from coterie.groups.partitions import Judge, ModelTree, Partition
-from coterie.groups.proposals import WithRidge, nearest_users, proposals_of, search_path
-from coterie.groups.sampling import sample_of, split_off
+from coterie.groups.proposals import (
+    WithRidge,
+    nearest_users,
+    proposals_of,
+    sample_of,
+    search_path,
+    split_off,
+)
 from coterie.groups.spread import Spread, intercept_spread
 from coterie.groups.summaries import Source, Summaries, ask_evidence
 from coterie.losses import Loss

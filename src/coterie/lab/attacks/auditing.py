@@ -17,7 +17,7 @@ from coterie.base.errors import CoterieError, CoterieWarning, InvalidInput
 from coterie.base.storage import json_ready
 from coterie.base.types import Array, Flags
 from coterie.convex.choice import roc_auc
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.data.users import Users
 from coterie.federated.private.policy import Privacy, mu_of
 from coterie.lab.attacks import inference

@@ -13,7 +13,7 @@ import numpy as np
 
 from coterie.base.errors import CoterieWarning, Incompatible, InvalidInput
 from coterie.base.types import Array, Ints
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.data.users import Users
 from coterie.federated.algorithms import ALGORITHMS
 from coterie.federated.algorithms.base import Replies
@@ -24,8 +24,7 @@ from coterie.federated.fit import fit_federation
 from coterie.federated.private.policy import Privacy
 from coterie.federated.protocol.messages import Batch, Fields, Message, Reply, square
 from coterie.federated.run import in_process, run_federation
-from coterie.federated.runtimes.in_process import LocalRuntime
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes, LocalRuntime
 from coterie.federated.settings import Deployment, FederationSettings
 from coterie.fitting.settings import Settings
 from coterie.losses import LOSSES, LinearLoss, Logistic, Loss, Squared, name_of

@@ -23,7 +23,7 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import group_means
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.data.simulated import load
 from coterie.data.summary import Task
 from coterie.data.users import Users
