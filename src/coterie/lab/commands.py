@@ -30,7 +30,6 @@ from coterie.lab.attacks import auditing
 from coterie.lab.attacks.simulation import loss_for
 from coterie.lab.experiments import federations as lab
 from coterie.lab.experiments import paper, paper_figures
-from coterie.lab.experiments import public_tables as public
 from coterie.lab.experiments import tables as score
 from coterie.lab.experiments.federations_data import BUNDLED, FILES, Benchmark, federations
 from coterie.lab.experiments.paper_claims import Verdict, claims
@@ -353,8 +352,8 @@ def run_tables(tables: _Names = "", half: _Half = "all", methods: _Contenders = 
     if half not in ("tuning", "fresh", "all"):
         raise InvalidInput(f"unknown half {half!r}", remedy="Choose from: tuning, fresh, all")
     names = _known_names("table", split_names(tables), {
-        name: public.missing(table.package) for name, table in public.TABLES.items()
-        if half in ("all", public.half(name))})
+        name: score.missing(table.package) for name, table in score.TABLES.items()
+        if half in ("all", score.half(name))})
     wanted = [] if methods == "none" else _known_names("method", split_names(methods), {
         name: kind.missing() if kind else None for name, kind in score.METHODS.items()})
     found: list[score.Score] = []
