@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.condensed import SecondMoments
+from coterie.data.moments import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.forms import (
     between,

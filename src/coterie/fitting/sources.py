@@ -25,7 +25,7 @@ from coterie.fitting.average import Average, predicted
 from coterie.fitting.scores import METRICS, Scores, worse_than_alone
 from coterie.fitting.units import Units, UserStatistics
 from coterie.groups.summaries import RowsSource, Source
-from coterie.groups.wide_models import fit_models
+from coterie.groups.wide import fit_models
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.personal import PersonalSamples
 from coterie.losses.rows import too_wide

@@ -27,7 +27,7 @@ import numpy as np
 from coterie.base.labels import group_sums
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants, Users
-from coterie.groups.dispersion import dispersion, without_ridge
+from coterie.groups.noise import dispersion, without_ridge
 from coterie.groups.spread import Expansions, extrapolate
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.derived import Quadratic
