@@ -95,7 +95,8 @@ class GridQuestion(NamedTuple):
     def answer(self, users: Users, fields: Fields) -> Answer:
         rows, counts, pulls, own = Sketch.of(users, self.grid, pulls=self.pulls)
         n = len(rows)
-        told = {"count": rows, "values": counts.reshape(n, -1).astype(np.int32), "means": own.reshape(n, -1)}
+        told: Answer = {"count": rows, "values": counts.reshape(n, -1).astype(np.int32),
+                        "means": own.reshape(n, -1)}
         return told | ({"gradient": pulls.reshape(n, -1)} if self.pulls else {})
 
     def widths(self) -> dict[str, int]:
