@@ -129,7 +129,7 @@ class SquaredPenaltyBaseline(Baseline):
             return inner.values.sum(keepdims=True), gradient, hessian
 
         mean = minimise(evaluate, np.zeros((1, d))).points
-        return pulled(loss, samples, s, mean, last), mean, None
+        return pull_to_centre(loss, samples, s, mean, last), mean, None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +153,11 @@ class Ditto(SquaredPenaltyBaseline):
 
     def _fit(self, run: BaselineRun) -> Outcome:
         w = run.once("pooled", run.pool_all)
-        return pulled(run.loss, run.samples, self.strength, w), w, None
+        return pull_to_centre(run.loss, run.samples, self.strength, w), w, None
 
 
-def pulled(loss: Loss, samples: Samples, strength: float, centre: Array,
-           start: Array | None = None) -> Array:
+def pull_to_centre(loss: Loss, samples: Samples, strength: float, centre: Array,
+                   start: Array | None = None) -> Array:
     """(n_users, dim) minimise_v f_i(v) + strength/2 ||v - centre||^2 for each user."""
     if strength == 0:
         return base.own_models(loss, samples)
