@@ -449,10 +449,13 @@ def _compared(losses: Array, relative: bool) -> Array:
 
 
 def _doubtful(options: list[Sharing], clear: float = _CLEAR) -> Flags:
-    """(n_options,) True for one model where the evidence of all rows speaks against it."""
-    differ = any(option.kind == "groups" or (option.kind == "personal" and option.gain > clear)
-                 for option in options)
-    return np.array([differ and option.kind == "one model" for option in options])
+    """(n_options,) True where the evidence of all rows speaks against an option: groups that were
+    found against one centre, with or without spread, and spread against one model.
+    """
+    grouped = any(option.kind == "groups" for option in options)
+    spread = any(option.kind == "personal" and option.gain > clear for option in options)
+    return np.array([(grouped and option.kind in ("one model", "personal"))
+                     or (spread and option.kind == "one model") for option in options])
 
 
 def _simplest(judged: Array, doubtful: Flags, size: float | None = None) -> int:

@@ -78,7 +78,7 @@ class FitSource(Source, Protocol):
         """
 
     def around(self, asked: list[Around]) -> list[Expanded]:
-        """Values and slopes around centres, by part."""
+        """Values and slopes around centres, by part; of the first parts, if fewer are asked."""
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
@@ -123,7 +123,7 @@ class RowsFitSource(RowsSource):
 
     def around(self, asked: list[Around]) -> list[Expanded]:
         return [expanded(self.loss, part, each)
-                for part, each in zip(self.parts, asked, strict=True)]
+                for part, each in zip(self.parts[:len(asked)], asked, strict=True)]
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
