@@ -43,8 +43,8 @@ class Refining:
             slopes = group_sums(self.weights[:, None] * gradients, self.labels, n)
         good = np.isfinite(losses) & np.isfinite(slopes).all(axis=1)
         if np.isfinite(self.least).any():
-            updated(self.curvatures, self.trial - self.models,
-                    np.where(good[:, None], slopes - self.slopes, 0.0))
+            update_hessians(self.curvatures, self.trial - self.models,
+                            np.where(good[:, None], slopes - self.slopes, 0.0))
         better = good & (losses < self.least)
         self.models[better], self.least[better] = self.trial[better], losses[better]
         self.slopes[better] = slopes[better]
@@ -69,7 +69,7 @@ class Refining:
         return gain / (abs(float(self.least.sum())) + 1e-300) if np.isfinite(gain) else np.inf
 
 
-def updated(curvatures: Array, steps: Array, changes: Array) -> None:
+def update_hessians(curvatures: Array, steps: Array, changes: Array) -> None:
     """Change Hessians in place so that they explain what steps did to slopes (BFGS).
 
         H + y y' / y's - H s s' H / s'H s,    for steps s and changes y of the slopes, where y's > 0
