@@ -1,13 +1,14 @@
-"""An average of models, where it predicts clearly better than the one kind that a fit has chosen.
+"""An average of models, where it predicts better than the one kind that a fit has chosen.
 
     prediction of a row = sum over parts of weight x prediction of the part
 
 The parts are the candidates of `coterie.fitting.candidates`, and the models of the kind that was
 chosen, with their groups. The weights are not negative, have the sum one, and minimise the mean
 over users of the loss of rows left out: for numbers the logarithm of the mean squared error, for
-classes the log loss, for counts the deviance. The kind alone is kept, with its groups exactly as
-they are, unless the average is better by more than one standard error, over users, of the
-difference, and by more than one percent.
+classes the log loss, for counts the deviance. A kind with equal models of users alone is kept, with
+its groups exactly as they are, unless the average is better by more than one standard error, over
+users, of the difference, and by more than one percent. Models that differ between all users anyway
+are averaged, unless the average is worse by more than one standard error.
 
 The models of one part minimise a convex function, and the norm of its gradient is kept beside them.
 An average of such models is the minimiser of no one problem. Parts on one scale are linear in the
@@ -158,7 +159,8 @@ class Average:
 
     def sentence(self, kind: str) -> str:
         """The same, with the reason."""
-        return (f"{self.described(kind)} It is clearly better on rows "
+        better = "clearly better" if self.gain > self.error else "not clearly worse"
+        return (f"{self.described(kind)} It is {better} on rows "
                 "left out than one kind of models. Each part is the solution of a convex problem "
                 "of its own; their average is not that of one problem.")
 
@@ -273,7 +275,10 @@ def find_average(units: Units, users: Users, sharing: Sharing,
     worse = judged.gains()
     gain, error = float(worse.mean()), float(worse.std(ddof=1) / np.sqrt(len(worse)))
     size = 1.0 if settings.task == "regression" else float(judged.by_user(told[:, 0]).mean())
-    if not gain > max(error, _LITTLE * size):
+    # Equal models are given up where an average is clearly better; models that differ between all
+    # users anyway, unless it is clearly worse.
+    differ = sharing.kind == "personal" and sharing.n_groups == 1
+    if not gain > (-error if differ else max(error, _LITTLE * size)):
         weights = np.eye(len(weights))[0]
     # 4. The parts, for all users, and distances for intervals.
     spread = _spread_weights(judged, weights)
