@@ -23,8 +23,8 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.triangles import square
 from coterie.base.types import Array, Ints
-from coterie.data.condensed import SecondMoments
 from coterie.data.encoding import Task
+from coterie.data.moments import SecondMoments
 from coterie.data.users import Users
 from coterie.fitting.average import (
     Average,
