@@ -19,7 +19,7 @@ and the estimators do.
    users' slopes. They are the solution of the convex problem with weights inside the groups and
    none between.
 6. *Average.* Several kinds of models, also with curves, are averaged, if that predicts rows left
-   out clearly better (`coterie.fitting.averaging`).
+   out better (`coterie.fitting.averaging`).
 7. *Certify and score.* Users certify these models with their own rows, and their held-out rows
    score the models of a fit that has not seen them.
 
@@ -196,7 +196,7 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
         path, index = _thinned(path, _point_of(path, sharing.labels), settings.n_lams)
         lam = path[index].lam
     solution = _state_problem(source, choice, shared[0], lam, settings)
-    # 6. An average, where it is clearly better; and without the held-out rows.
+    # 6. An average, where it is better; and without the held-out rows.
     averages = _find_averages(source, choices, settings, work)
     # 7. Certificate and scores.
     work.show("certificate and scores")
