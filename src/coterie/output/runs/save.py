@@ -48,6 +48,7 @@ from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.output import report
+from coterie.output.report.effects import noun_of
 from coterie.problem.account import Account
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
@@ -119,8 +120,9 @@ def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, An
         write_atomically(folder / AVERAGE, pack(result.average.state()))
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models, result.centres)
-    write(folder, result.solution, asked, path=_path_columns(result), more=_describe_fit(result),
-          shown=shown, account=result.account)
+    write(folder, result.solution, asked, path=_path_columns(result),
+          more={"headline": document["headline"], **_describe_fit(result)}, shown=shown,
+          account=result.account)
     if result.account is not None and result.privacy is not None:
         write_released(result.solution.problem, folder)
 
@@ -131,7 +133,7 @@ def document_of(result: Fit | Solution, *, settings: Mapping[str, Any] | None = 
     if not isinstance(result, Fit):
         return report.gather(result, title=title or None, settings=settings or None)
     recipe, table = result.recipe, result.table
-    if not title and table is not None and table.data:
+    if not title and table is not None and table.data and not table.user:
         title = f"{Path(table.data).name}: {count_groups(result)}"
     name = "federate" if hasattr(result, "ledger") else "fit"
     return report.gather(
@@ -168,7 +170,7 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit",
 
 def count_groups(result: Fit) -> str:
     """For example "2 groups among 30 users", or what users have instead of groups."""
-    k, n, noun = result.n_clusters, len(result.names), result.noun
+    k, n, noun = result.n_clusters, len(result.names), noun_of(result)
     if result.kind == "personal":
         return f"personal models around one centre for {many(n, noun)}"
     if n == 1:
