@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.data.condensed import SecondMoments
+from coterie.data.moments import SecondMoments
 from coterie.datasets import clustered
 from coterie.federated.fit import fit_federation
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.settings import Deployment
 from coterie.fitting import Settings, fit
-from coterie.lab.attacks.recording import Recorder, evidence_of
+from coterie.lab.attacks.simulation import Recorder, evidence_of
 
 
 def drawn(task: str, n_users: int = 10, rows: int = 60, seed: int = 0) -> ct.Users:

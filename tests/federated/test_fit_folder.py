@@ -11,7 +11,7 @@ import pytest
 
 import coterie as ct
 from coterie.federated import entry
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round
 from coterie.federated.settings import Deployment
 from coterie.federated.sources import Table

@@ -31,7 +31,7 @@ from coterie.federated.membership import agreement_of, join_run, leave_run, writ
 from coterie.federated.node import keep_models
 from coterie.federated.private.ledger import FILE, NodeLedger
 from coterie.federated.rehearsal import read_config, rehearse
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round
 from coterie.federated.settings import CONFIG, Deployment, complete
 from coterie.output import report

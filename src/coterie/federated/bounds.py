@@ -271,8 +271,9 @@ def _fit_objection(kind: str, arrays: Mapping[str, Array], dim: int, n_parts: in
         return _not_positive(arrays["covariance"], dim)
     parts, k = covariance[:2] if len(covariance) == 3 else (0, 0)
     good = (covariance == (parts, k, triangle) and arrays["centre"].shape == (parts, k, dim)
-            and parts == n_parts and 0 < k <= _POINTS and k * dim * dim <= _WORK)
-    good &= kind == "around" or (arrays["step"].shape == (parts,) and 0 <= int(arrays["rank"]) <= k)
+            and 0 < parts <= n_parts and 0 < k <= _POINTS and k * dim * dim <= _WORK)
+    good &= kind == "around" or (parts == n_parts and arrays["step"].shape == (parts,)
+                                 and 0 <= int(arrays["rank"]) <= k)
     if not good:
         return "its centres and covariances have shapes that are not allowed"
     return _not_positive(arrays["covariance"], dim)

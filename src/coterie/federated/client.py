@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.condensed import SecondMoments
+from coterie.data.moments import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.forms import (
     between,
@@ -445,7 +445,7 @@ def _evidence(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
 def _around(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
     covariances = square(queries.shared["covariance"], loss.dim(parts[0]))
     answers = [expanded(loss, part, Around(queries.arrays["centre"][:, k], covariances[k]))
-               for k, part in enumerate(parts)]
+               for k, part in enumerate(parts[:len(covariances)])]
     values, gradients = (np.stack(part, axis=1) for part in zip(*answers, strict=True))
     return {"values": _finite(values), "gradient": np.nan_to_num(gradients, posinf=0.0, neginf=0.0)}
 

@@ -4,7 +4,7 @@ users.
 1. Nodes introduce themselves and agree on a recipe (`coterie.federated.agreement`).
 2. With squared losses, every user sends the second moments of its rows, once for the held-out ones
    and once for the others. They decide everything: the server makes users with the same moments
-   (`coterie.data.condensed`) and calls the `fit` of a table with them.
+   (`coterie.data.moments`) and calls the `fit` of a table with them.
 3. Every user answers for the certificate, from its own rows.
 4. Every user gets its model, and says how models that were found without its held-out rows score on
    these.
@@ -24,8 +24,8 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.condensed import SecondMoments
 from coterie.data.encoding import Task
+from coterie.data.moments import SecondMoments
 from coterie.data.users import Moments, Split, Users
 from coterie.federated import plausible
 from coterie.federated.agreement import (
@@ -42,7 +42,7 @@ from coterie.federated.private.federation import Releases, keeping_promise
 from coterie.federated.private.policy import Privacy
 from coterie.federated.private.release import finished_at_home
 from coterie.federated.protocol.messages import Ragged, square, triangle
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round, Session, SetAside
 from coterie.federated.settings import Deployment, FederationSettings
 from coterie.fitting.fit import fit, fit_source

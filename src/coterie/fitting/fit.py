@@ -308,13 +308,14 @@ def _find_all(source: FitSource, choices: list[Chosen],
         together = Sharing("one model", np.zeros_like(shared.labels),
                            shared.covariance if k == 0 else None, settings.count,
                            noise=shared.noise if k == 0 else None)
-        wanted.append([shared, together])
+        same = not shared.labels.any() and shared.covariance is together.covariance
+        wanted.append([shared] if same else [shared, together])
     if choices[0].known is None:
         found = [[_find_wide(source, k, sharing, settings) for sharing in each]
                  for k, each in enumerate(wanted)]
     else:
         found = find_centres(source, choices, wanted, settings)
-    return [each[0] for each in found], [each[1] for each in found]
+    return [each[0] for each in found], [each[-1] for each in found]
 
 
 def find_centres(source: FitSource, choices: list[Chosen], wanted: list[list[Sharing]],
@@ -331,9 +332,11 @@ def find_centres(source: FitSource, choices: list[Chosen], wanted: list[list[Sha
                 for part, (choice, each) in enumerate(zip(choices, wanted, strict=True))]
     for _ in range(_STEPS):
         # What has settled stays: how long others take must not change it.
-        asked = [[one for one in each if not one.settled] or each[:1] for each in searches]
-        if all(one.settled for each in asked for one in each):
+        open_parts = [k for k, each in enumerate(searches) if not all(o.settled for o in each)]
+        if not open_parts:
             break
+        asked = [[one for one in each if not one.settled] or each[:1]
+                 for each in searches[:open_parts[-1] + 1]]
         answers = source.around([Around(
             np.stack([one.refined.trial[one.refined.labels] for one in each], axis=1),
             np.stack([one.covariance for one in each]),
@@ -392,8 +395,9 @@ def _begin(source: FitSource, known: Summaries | None, sharing: Sharing) -> Refi
     if sharing.covariance is not None:
         expansions = expansions.marginal(sharing.covariance)[0]
     sums = expansions.weighted(counted / certain).sums(sharing.labels)
-    return Refining(sharing.labels, counted, solve_damped(sums.curvatures, sums.slopes),
-                    sums.curvatures)
+    near = known.near.get(sharing.labels.tobytes()) if sharing.covariance is None else None
+    return Refining(sharing.labels, counted, solve_damped(sums.curvatures, sums.slopes)
+                    if near is None else near, sums.curvatures)
 
 
 def _find_wide(source: FitSource, part: int, sharing: Sharing, settings: Settings) -> Centres:

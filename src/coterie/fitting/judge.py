@@ -56,7 +56,10 @@ class Chosen:
     def state(self) -> dict[str, Any]:
         """What was chosen, as arrays, numbers and texts."""
         shared, one = self.sharing, None if self.known is None else self.known.one
-        return {"labels": self.labels, "sentence": self.sentence, "kind": shared.kind,
+        near = {} if self.known is None else {
+            f"near {k}": self.known.near.get(labels.tobytes())
+            for k, labels in enumerate((np.zeros_like(shared.labels), shared.labels))}
+        return {**near, "labels": self.labels, "sentence": self.sentence, "kind": shared.kind,
                 "groups": shared.labels, "covariance": shared.covariance, "gain": shared.gain,
                 "noise": shared.noise, "means": self.means, "errors": self.errors,
                 "models": self.models,
@@ -72,8 +75,11 @@ class Chosen:
                           arrays["covariance"], count, float(state["gain"]), arrays["noise"])
         if known is not None and state["one"] is not None:
             one = dict(state["one"])
-            known = replace(known, one=OneCentre(covariance=np.asarray(one.pop("covariance")),
-                                                 **one))
+            near = {labels.tobytes(): np.asarray(state[f"near {k}"]) for k, labels in
+                    enumerate((np.zeros_like(sharing.labels), sharing.labels))
+                    if state[f"near {k}"] is not None}
+            known = replace(known, near=near, one=OneCentre(
+                covariance=np.asarray(one.pop("covariance")), **one))
         return cls(np.asarray(state["labels"], dtype=np.int64), str(state["sentence"]), sharing,
                    dict(state["means"]), dict(state["errors"]), known, None, arrays["models"])
 

@@ -39,10 +39,10 @@ from coterie.base.labels import group_sums
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants, Users
 from coterie.fitting.settings import Settings
-from coterie.groups.dispersion import without_ridge
+from coterie.groups.noise import without_ridge
 from coterie.groups.random_effects import learn_spread
 from coterie.groups.summaries import Summaries, spread_within
-from coterie.groups.wide_models import WideModels, fit_models
+from coterie.groups.wide import WideModels, fit_models
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.derived import Grouped, Weighted
 from coterie.losses.personal import PersonalSamples

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from coterie.base.types import Array, Flags
-from coterie.data.condensed import Condensed
 from coterie.data.encoding import Task
+from coterie.data.moments import Condensed
 from coterie.data.users import Users
 
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE",

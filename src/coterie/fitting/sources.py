@@ -32,7 +32,7 @@ from coterie.fitting.scores import (
 )
 from coterie.fitting.units import Units, UserStatistics
 from coterie.groups.summaries import RowsSource, Source
-from coterie.groups.wide_models import fit_models
+from coterie.groups.wide import fit_models
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.personal import PersonalSamples
 from coterie.losses.rows import too_wide
@@ -85,7 +85,7 @@ class FitSource(Source, Protocol):
         """
 
     def around(self, asked: list[Around]) -> list[Expanded]:
-        """Values and slopes around centres, by part."""
+        """Values and slopes around centres, by part; of the first parts, if fewer are asked."""
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
@@ -130,7 +130,7 @@ class RowsFitSource(RowsSource):
 
     def around(self, asked: list[Around]) -> list[Expanded]:
         return [expanded(self.loss, part, each)
-                for part, each in zip(self.parts, asked, strict=True)]
+                for part, each in zip(self.parts[:len(asked)], asked, strict=True)]
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:

@@ -306,7 +306,10 @@ class _Sums:
             H += flat.T @ K.reshape(-1, width) / s
             pull = pull + np.tensordot(K, self.mine, ((0, 1), (0, 1))) / s
         H = 0.5 * (H + H.T)
-        C = np.linalg.inv(H)
+        try:
+            C = np.linalg.inv(H)
+        except np.linalg.LinAlgError:  # columns that are equal but for rounding
+            C = np.linalg.pinv(H, hermitian=True)
         C = 0.5 * (C + C.T)
         g = C @ pull
         b = (V @ (self.mine - self.cross @ g)[..., None])[..., 0] / s

@@ -28,37 +28,26 @@ class Refining:
         self.models, self.least = models.copy(), np.full(len(models), np.inf)
         self.slopes, self.gradients = np.zeros_like(models), \
             np.zeros((len(labels), models.shape[1]))
-        # Of all users at the models of all groups, if known.
-        self.values = np.full((len(labels), len(models)), np.inf)
 
-    def take(self, own: Array, gradients: Array, everywhere: Array | None = None,
-             curvatures: Array | None = None) -> None:
+    def take(self, own: Array, gradients: Array) -> None:
         """Take the answers at `trial`, keep the best models, and find the next trial.
 
         Parameters
         ----------
         own : (n_users,) values at the trial of the own group.
         gradients : (n_users, dim) there.
-        everywhere : (n_users, n_groups) values at all trials, where they are known.
-        curvatures : (n_users, dim, dim) Hessians at the trial of the own group, where they are
-            known.
         """
         n = len(self.trial)
         with np.errstate(invalid="ignore"):
             losses = group_sums(self.weights * np.where(np.isnan(own), np.inf, own), self.labels, n)
             slopes = group_sums(self.weights[:, None] * gradients, self.labels, n)
         good = np.isfinite(losses) & np.isfinite(slopes).all(axis=1)
-        if np.isfinite(self.least).any() and curvatures is None:
+        if np.isfinite(self.least).any():
             updated(self.curvatures, self.trial - self.models,
                     np.where(good[:, None], slopes - self.slopes, 0.0))
         better = good & (losses < self.least)
         self.models[better], self.least[better] = self.trial[better], losses[better]
         self.slopes[better] = slopes[better]
-        if everywhere is not None:
-            self.values[:, better] = np.where(np.isnan(everywhere), np.inf, everywhere)[:, better]
-        if curvatures is not None:
-            sums = group_sums(self.weights[:, None, None] * curvatures, self.labels, n)
-            self.curvatures[better] = sums[better]
         members = better[self.labels]
         self.gradients[members] = gradients[members]
         damping = 1e-9 * np.trace(self.curvatures, axis1=1, axis2=2)[:, None, None] \

@@ -6,7 +6,7 @@ else leaves it.
 2. Without public bounds of the columns, users release noisy counts of magnitudes, which bound them.
 3. Users release noisy sums, which centre and scale the columns.
 4. Users release the noisy summary. All that a fit chooses follows from it
-   (`coterie.federated.private.fit`), and costs nothing.
+   (`coterie.federated.private.effective`), and costs nothing.
 5. Every user gets the centre of its group and how models vary around it, and finishes its model at
    home.
 """
@@ -26,8 +26,7 @@ from coterie.base.errors import CoterieError, Incompatible, InvalidInput
 from coterie.base.storage import write_atomically
 from coterie.base.types import Array
 from coterie.federated.agreement import Agreement
-from coterie.federated.private.effective import Effective, NoisySums, effective
-from coterie.federated.private.fit import fit_summaries
+from coterie.federated.private.effective import Effective, NoisySums, effective, fit_summaries
 from coterie.federated.private.policy import TARGET, Privacy
 from coterie.federated.private.release import (
     CENTRES,

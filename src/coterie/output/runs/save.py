@@ -41,8 +41,8 @@ from coterie.base.errors import InvalidInput, MissingExtra
 from coterie.base.labels import many
 from coterie.base.storage import LOCK, json_ready, pack, safe_cell, write_atomically
 from coterie.base.types import Array
-from coterie.data.condensed import Condensed
 from coterie.data.frames import distinct, write_parquet
+from coterie.data.moments import Condensed
 from coterie.fitting.result import Fit, TableSource
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
