@@ -219,7 +219,7 @@ def run_predict(
     elif out.suffix in (".parquet", ".pq"):
         write_parquet(frame, out)
     else:
-        write_atomically(out, runs.table(frame.columns, frame.iter_rows()))
+        write_atomically(out, runs.table(frame.columns, frame.iter_rows()), shared=True)
     # 3. What is said of them.
     names, scores = predicted.columns["user"], predicted.scores
     users = set(names) - {None}

@@ -39,8 +39,8 @@ class Scores:
         one-sided t test over the user's held-out rows.
     covered : (n_users,) of numbers, the share of held-out rows inside their interval of level
         `INTERVAL`; empty where there are none.
-    reliability : (n_bins, 3) of two classes, in order: the mean probability of the second class, how
-        often it was the class, and the number of held-out rows; empty for others.
+    reliability : (n_bins, 3) of two classes, in order: the mean probability of the second class,
+        how often it was the class, and the number of held-out rows; empty for others.
     """
 
     metric: str

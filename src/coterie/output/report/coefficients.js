@@ -1,7 +1,7 @@
 // The models of the groups side by side, and how personal each coefficient is.
 
 import {
-  byId, drawing, element, figure, known, number, percent, plural, shape, single, trimmed, unpack, integer,
+  byId, digitsOf, drawing, element, figure, known, number, percent, plural, shape, single, trimmed, unpack, integer,
 } from "./basics.js";
 import {
   clusters, dimmed, doc, hue, naming, noun, nouns, outline, points, separate, sharing, slotOf, state, users, views, word,
@@ -24,13 +24,13 @@ function shownGroups() {
   return view.everyGroup ? which : which.slice(0, FEW);
 }
 
-function coefficientRow(at, position) {
+function coefficientRow(at, position, standard = view.standard) {
   const names = table.names,
     outputs = table.outputs ? table.outputs.length : 1;
   let row = position;
   for (let k = 0; k < at; k += 1) row += table.which[k].length;
   const start = row * names.length * outputs;
-  const { values } = view.standard ? table.standardized : table.clusters;
+  const { values } = standard ? table.standardized : table.clusters;
   return names.map((_, j) => values[start + j * outputs + view.output]);
 }
 
@@ -51,7 +51,8 @@ function nameColumn(names, width) {
 }
 
 /** A group of several, or the only member of one. */
-const title = (k, members) => (members.length === 1 ? users[members[0]] : naming(k));
+const title = (k, members) =>
+  members.length === 1 ? users[members[0]] : members.length === users.length ? `all ${nouns}` : naming(k);
 
 function drawCoefficients(width) {
   const which = shownGroups();
@@ -61,8 +62,21 @@ function drawCoefficients(width) {
   const spread = (j) => Math.max(...rows.map((row) => row[j])) - Math.min(...rows.map((row) => row[j]));
   // In their own units, differences are compared with the size of the coefficient.
   const difference = (j) => (!view.standard ? spread(j) / (size(j) || 1) : spread(j));
+  // A model without another to compare with: how much each column weighs.
+  const lone = which.length === 1 && table.standardized ? coefficientRow(state.at, 0, true) : null;
+  const largest = lone ? Math.max(...lone.slice(0, -1).map(Math.abs)) || 1 : 1;
+  const length = (j, value) =>
+    lone ? Math.min(1, Math.abs(lone[j]) / largest) * Math.sign(value) : value / (view.standard ? most : size(j) || 1);
   if (view.sorted) order.sort((a, b) => difference(b) - difference(a) || a - b);
   if (!view.all) order = order.slice(0, FEW);
+  // The digits of a row are those that its error, or else three digits of its largest number need.
+  const told = (j, value) => {
+    const large = size(j),
+      error = view.standard ? null : (table.errors || {})[table.names[j]];
+    if (large < 1e-4 || large >= 1e5) return number(value, 3);
+    const digits = known(error) && error > 0 ? digitsOf(error) : digitsOf(large, 3);
+    return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  };
   const names = nameColumn(order.map((j) => table.names[j]), width);
   const { left } = names;
   // Columns are wrapped, or on a phone, where many would make a very long page, scrolled below the names.
@@ -118,7 +132,7 @@ function drawCoefficients(width) {
       const exact = rows[position][j],
         value = Math.abs(exact) < (!view.standard ? 0 : 1e-12 * most) ? 0 : exact;
       if (!Number.isFinite(value)) return;
-      const long = (value / (!view.standard ? size(j) || 1 : most)) * bar,
+      const long = length(j, value) * bar,
         y = start + tall * i;
       column.append(
         shape("rect", {
@@ -129,7 +143,7 @@ function drawCoefficients(width) {
           rx: 1.5,
           class: `bar ${hue(slot)}`,
         }),
-        shape("text", { x: x + step - 6, y: y + 15, "text-anchor": "end", class: "value", text: number(value, 3) }),
+        shape("text", { x: x + step - 6, y: y + 15, "text-anchor": "end", class: "value", text: told(j, value) }),
       );
     });
     chart.append(column);
@@ -154,7 +168,11 @@ function coefficientsLead() {
         : `All ${what} at this pull`;
   const averaged = doc.curves ? " These are of the one kind that was chosen; an average predicts." : "";
   return !view.standard
-    ? `${which}, in the units of the table: what one more unit changes. Every row has a scale of its own.${averaged}`
+    ? `${which}, in the units of the table: what one more unit changes. ` +
+        (table.which[state.at].length === 1 && table.standardized
+          ? "Bars: how much the columns weigh, as standard deviations."
+          : "Every row has a scale of its own.") +
+        averaged
     : `${which}, for standardised columns: all bars are on one scale. ` +
         (clustering
           ? "A coordinate is a distance from the mean of all points, in standard deviations of its feature."

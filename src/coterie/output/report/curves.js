@@ -79,7 +79,7 @@ function drawCurves(width) {
     across = Math.min(count, width < 560 ? 1 : width < 860 ? 2 : 3);
   const gap = 26,
     left = 46,
-    wide = Math.min(620, (width - gap * (across - 1)) / across),
+    wide = Math.min(across === 1 ? 900 : 620, (width - gap * (across - 1)) / across),
     tall = across === 1 ? 330 : 250;
   const head = 22;
   const chart = drawing(width, head + tall * Math.ceil(count / across), `${curves.target} along each column`, true);

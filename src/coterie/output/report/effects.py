@@ -128,7 +128,7 @@ class _Words:
     def __init__(self, fit: Fit) -> None:
         self.units, (self.target, _) = fit.units, columns_of(fit)
         self.points = fit.units.task == "clustering"
-        self.errors = _errors(fit)
+        self.errors = errors_of(fit)
         self.has_level = not self.points
         self.others = "others"
         classes = fit.recipe.classes if fit.recipe is not None else ()
@@ -168,7 +168,7 @@ class _Words:
             return f"typically {texts[0]} {self.yes}{rest_text}"
         both = [float(units.predict(X, each[None])[0]) for each in (centre, rest)
                 if each is not None]
-        return f"typical {self.target or 'prediction'} {self._pair(both, sign=False)}"
+        return f"{self.target or 'the target'} is typically {self._pair(both, sign=False)}"
 
     def _pair(self, both: list[float], error: float = 0.0, *, sign: bool = True,
               after: str = "") -> str:
@@ -177,7 +177,7 @@ class _Words:
         return f"{texts[0]}{' ' * bool(after)}{after}{rest}"
 
 
-def _errors(fit: Fit) -> dict[str, float]:
+def errors_of(fit: Fit) -> dict[str, float]:
     """The largest standard error of each coefficient, over groups; none where they are not known,
     or would take long.
     """
@@ -218,8 +218,8 @@ def rounded(values: list[float], error: float = 0.0, *, sign: bool = False) -> l
     size = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if not 1e-6 < size < 1e7:
         return [f"{value:+.2g}" if sign else f"{value:.2g}" for value in values]
-    digits = -math.floor(math.log10(error)) if 0 < error < size else 1 - math.floor(math.log10(size))
-    decimals = max(0, digits)
+    first = error if 0 < error < size else size / 10
+    decimals = max(0, -math.floor(math.log10(first)))
     texts = [f"{round(value, decimals) + 0.0:{'+' if sign else ''},.{decimals}f}"
              for value in values]
     return [text for text in texts]

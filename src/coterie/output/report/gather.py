@@ -21,7 +21,7 @@ from coterie.fitting.scores import INTERVAL, Scores, mean_and_error
 from coterie.losses.derived import Remote
 from coterie.output.plots import View, project
 from coterie.output.plots.curves import curves_of
-from coterie.output.report.effects import noun_of
+from coterie.output.report.effects import errors_of, noun_of
 from coterie.output.report.headline import headline, loss_words, settings_sentence, title_of
 from coterie.problem.account import Account
 from coterie.problem.graph import Graph
@@ -129,7 +129,8 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
         # What a federated fit has as rows are not the users' own.
         "map": None if users.n_users == 1 else _map(
             view, samples=account is None or not isinstance(source, Fit)),
-        "coefficients": _coefficients(full, view, keep, classes),
+        "coefficients": {**_coefficients(full, view, keep, classes),
+                         "errors": json_ready(errors_of(source)) if isinstance(source, Fit) else {}},
         "scores": _scores(source, full, keep),
         # Weights inside groups only prove nothing about these groups.
         "bounds": None if isinstance(source, Fit) and source.by_summaries else _bounds(full),
@@ -257,6 +258,8 @@ def _coefficients(full: View, view: View, keep: Ints,
     for k, s in enumerate(view.path.solutions):
         most = _CLUSTERS[0] if k == full.index else _CLUSTERS[1] if few else _CLUSTERS[2]
         largest = np.argsort(-np.bincount(s.labels), kind="stable")[:most]
+        if len(largest) <= _CLUSTERS[1]:
+            largest = np.sort(largest)  # few are shown in the order of their numbers
         members = keep[np.unique(s.labels, return_index=True)[1][largest]]
         models = full.centres(k)[full.path[k].labels[members]]
         which.append(largest.tolist())

@@ -196,8 +196,10 @@ def _describe_private(fit: Fit, noun: str) -> str:
     said = fit.statement
     who = f"one row of a {noun}" if said.unit == "row" else f"all rows of a {noun}"
     missing = ""
+    if "experiment" in said.noise:
+        missing = " This noise has a known seed, for an experiment: it protects nobody."
     if fit.n_clusters == 1:
-        missing = (f" No groups stand out from this noise: that does not mean that the "
+        missing += (f" No groups stand out from this noise: that does not mean that the "
                    f"{plural(noun)} are alike.")
     return (f"Noise hides {who} (epsilon = {said.epsilon:g}, delta = {said.delta:g}). All "
             f"coefficients and groups are noisy.{missing}")
@@ -227,13 +229,16 @@ def _describe_certainty(fit: Fit, noun: str) -> str:
     name = min(others, key=others.__getitem__)
     excess, error = others[name] - compared[kind], fit.compared_errors.get(name, np.nan)
     share = f"{100 * abs(excess) / max(abs(compared[kind]), 1e-300):.2g} %"
-    best = "The next best choice" if excess >= 0 else "The best choice"
-    what = f"is expected to do {share} worse on new rows, more than chance"
+    other = KIND_NAMES[name]
     if abs(excess) <= 2 * error:
-        what = f"is about as good on new rows ({share} {'worse' if excess >= 0 else 'better'})"
-    elif excess < 0:
-        what = f"is only {share} better on new rows, so the simpler one is taken"
-    return f"{best}, {KIND_NAMES[name]}, {what}."
+        than = "worse" if excess >= 0 else "better"
+        return (f"The next best choice, {other}, is about as good on new rows ({share} {than}, which "
+                "can be chance).")
+    if excess < 0:
+        return (f"{other[0].upper()}{other[1:]} would do {share} better on new rows: too little to "
+                "give up the simpler choice.")
+    return (f"The next best choice, {other}, is expected to do {share} worse on new rows, which is "
+            "more than chance.")
 
 
 def _describe_sure_average(fit: Fit) -> str:

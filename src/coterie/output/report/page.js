@@ -22,7 +22,9 @@ const MEANING = {
   better:
     `Some rows of every ${noun} were kept out of the fit, and errors are compared on them. A gain of less than two ` +
     "standard errors can be chance.",
-  sure: `Other rows of the same ${nouns} are drawn at random, to see who would be in another ${word}.`,
+  sure: doc.groups && doc.groups.stability
+    ? `Other rows of the same ${nouns} are drawn at random, to see who would be in another ${word}.`
+    : "Kinds of models are compared by the error that is expected on rows that they have not seen.",
   average: "Each part was learned without the rows that judge it; the weights are those that predict such rows best.",
   badge:
     "A proof that does not depend on the solver: no other models solve the stated problem better by more than the gap. " +

@@ -91,7 +91,7 @@ def write(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
     'report.html'
     """
     path = Path(path)
-    write_atomically(path, render(document).encode("utf-8", "replace"))
+    write_atomically(path, render(document).encode("utf-8", "replace"), shared=True)
     return path
 
 

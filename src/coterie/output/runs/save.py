@@ -109,7 +109,8 @@ def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, An
              if isinstance(result, Fit) else {})
     document = document or document_of(result, settings=asked, title=title)
     clear(folder)
-    write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode())
+    write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode(),
+                     shared=True)
     report.write(document, folder / "report.html")
     if not isinstance(result, Fit):
         write(folder, result, asked)
@@ -117,7 +118,7 @@ def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, An
     classes = () if result.recipe is None else result.recipe.classes
     coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
     if result.average is not None and result.average.parts:
-        write_atomically(folder / AVERAGE, pack(result.average.state()))
+        write_atomically(folder / AVERAGE, pack(result.average.state()), shared=True)
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models, result.centres)
     write(folder, result.solution, asked, path=_path_columns(result),
@@ -310,14 +311,14 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         {} if path is None else {"path": dict(path)})
     for name, rows in tables.items():
         write_atomically(folder / f"{name}.csv",
-                         table(list(rows), zip(*rows.values(), strict=True)))
+                         table(list(rows), zip(*rows.values(), strict=True)), shared=True)
     with contextlib.suppress(MissingExtra):
         for name in tables.keys() - {"clusters"}:
             write_parquet(tables[name], folder / f"{name}.parquet")
     # 2. The messages of a federation.
     if account is not None:
         header = ["round", "kind", "direction", "field", "messages", "numbers", "bytes"]
-        write_atomically(folder / "ledger.csv", table(header, account.ledger.entries))
+        write_atomically(folder / "ledger.csv", table(header, account.ledger.entries), shared=True)
     # 3. What `load_run` needs.
     names = [name if isinstance(name, (str, int, float)) else str(name)
              for name in problem.users.names]
@@ -325,12 +326,12 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         {"models": solution.models, "duals": solution.duals, "names": names,
          "lam": solution.lam, "weights": problem.graph.weights, "pairs": problem.graph.pairs,
          "features": list(problem.users.feature_names), "own": shown.solver,
-         "centres": shown.solver_centres, **_loss_parts(problem)}))
+         "centres": shown.solver_centres, **_loss_parts(problem)}), shared=True)
     # 4. run.json last: a folder that has it is complete.
     info = {**_describe_solution(solution), **_describe_federation(account),
             "settings": dict(settings), **(more or {})}
     write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False,
-                                                     default=str).encode())
+                                                     default=str).encode(), shared=True)
     return folder
 
 
@@ -437,4 +438,5 @@ def write_released(problem: Problem, folder: Path) -> None:
     assert isinstance(users, Condensed)
     write_atomically(folder / RELEASED,
                      pack({"features": users.features, "targets": users.targets,
-                           "offsets": users.offsets, "sizes": users.sizes, "ridge": loss.ridge}))
+                           "offsets": users.offsets, "sizes": users.sizes, "ridge": loss.ridge}),
+                     shared=True)
