@@ -207,12 +207,13 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
         path = Path(problem=solution.problem, solutions=(solution,), tol=settings.tol)
     why = choice.sentence
     if settings.task != "clustering":
-        why = f"{sentence_of(sharing.kind, choice.means)} {why}"
+        kind = "alone" if sharing.n_groups == len(sharing.labels) > 1 else sharing.kind
+        why = f"{sentence_of(kind, choice.means)} {why}"
     average = averages[0]
     if average is not None and average.used:
         why = f"{average.sentence(sharing.kind)} {why}"
     stability = None
-    if sharing.labels.any() and sharing.kind != "alone":
+    if 1 < sharing.n_groups < len(sharing.labels) and sharing.kind != "alone":
         work.show("stability of the groups")
         drawn = draw_wide_groups(source.loss, source.parts[0], shared[0].centres, settings) \
             if choice.known is None else draw_groups(choice.known, sharing, settings)
