@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -176,7 +176,8 @@ class RowsFitSource(RowsSource):
             told[:, 0] = units.scores_of(errors, test)
         worse = worse_than_alone(errors, units.errors(models[1], test), test)
         scores = scores_of(judged, units.task, told, worse, int(test.sizes.sum()))
-        return replace(scores, **self._checked(judged, models[0]))
+        checked: dict[str, Any] = self._checked(judged, models[0])
+        return replace(scores, **checked)
 
     def _checked(self, judged: Judged, models: Array) -> dict[str, Array]:
         """How good intervals and probabilities are on held-out rows."""

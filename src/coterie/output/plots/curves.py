@@ -70,7 +70,8 @@ def curves_of(fit: Fit, *, users: int = 200) -> Curves | None:
     X = rows * units.scale + units.mean
     found = []
     for j in _columns(average, X):
-        x = np.linspace(*np.quantile(X[:, j], _RANGE), _POINTS)
+        low, high = np.quantile(X[:, j], _RANGE)
+        x = np.linspace(low, high, _POINTS)
         found.append(_along(fit, average, j, x, shown))
     spread = max((float(np.ptp(curve.users)) for curve in found), default=0.0)
     found = [curve._replace(bends=curve.bends and _moves(curve) > _VISIBLE * spread)

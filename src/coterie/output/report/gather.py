@@ -130,7 +130,8 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
         "map": None if users.n_users == 1 else _map(
             view, samples=account is None or not isinstance(source, Fit)),
         "coefficients": {**_coefficients(full, view, keep, classes),
-                         "errors": json_ready(errors_of(source)) if isinstance(source, Fit) else {}},
+                         "errors": json_ready(errors_of(source)) if isinstance(source, Fit)
+                         else {}},
         "scores": _scores(source, full, keep),
         # Weights inside groups only prove nothing about these groups.
         "bounds": None if isinstance(source, Fit) and source.by_summaries else _bounds(full),
