@@ -436,8 +436,11 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
     ------
     InvalidInput : a column of which too little is public.
     """
-    user, target, task = deployment.user, deployment.target, deployment.task
-    require(target, "a private fit needs a target", "Give --target COLUMN")
+    user, target = (_one_column(tables, what, getattr(deployment, what))
+                    for what in ("user", "target"))
+    task = deployment.task
+    require(target, "a private fit needs a target",
+            "Set target in the configuration of the nodes, or give --target COLUMN")
     numbers = set.intersection(*(set(table.features) for table in tables))
     given = dict(privacy.clip) if isinstance(privacy.clip, Mapping) else {}
     named, drop = split_names(deployment.features), (target, user, *split_names(deployment.drop))
@@ -462,6 +465,15 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
     return Recipe(user=user, target=target, task="classification" if classes else "regression",
                   classes=classes, class_kind="str", columns=columns,
                   notes=(f"Private: only the columns {show(*names)} are used{why}",))
+
+
+def _one_column(tables: Sequence[Introduction], what: str, given: str) -> str:
+    """The column of users or of targets: that of the run, or the one that all nodes have set."""
+    named = sorted({getattr(table, what) for table in tables} - {""})
+    if not given and len(named) > 1:
+        raise InvalidInput(f"nodes have set different columns as {what}: {show(*named)}",
+                           remedy="Give all nodes the same user and target")
+    return given or next(iter(named), "")
 
 
 def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:
