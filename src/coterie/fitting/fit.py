@@ -250,8 +250,11 @@ def _find_averages(units: Units, rows: Sequence[PartRows], choices: list[Chosen]
     work.show("average of kinds of models")
     found: list[Average | None] = [None, None]
     for k, (part, choice) in enumerate(zip(rows, choices, strict=True)):
-        found[k] = find_average(replace(part.units, loss=units.loss), part.users, choice.sharing,
-                                settings)
+        try:
+            found[k] = find_average(replace(part.units, loss=units.loss), part.users,
+                                    choice.sharing, settings)
+        except np.linalg.LinAlgError:  # the kind needs none of these models
+            return None, None
         first = found[0]
         if first is None or not first.used:
             break
