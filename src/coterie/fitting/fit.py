@@ -244,6 +244,8 @@ def _find_averages(source: FitSource, choices: list[Chosen], settings: Settings,
     except Declined as error:  # without scores of its own there is none
         warnings.warn(f"no average of kinds of models: {error}", CoterieWarning, stacklevel=2)
         return None, None
+    except np.linalg.LinAlgError:  # the kind needs none of these models
+        return None, None
     return found[0], found[1]
 
 
