@@ -13,7 +13,7 @@ from coterie.base.errors import InvalidInput
 from coterie.datasets import clustered
 from coterie.estimators import PersonalizedClassifier, PersonalizedRegressor
 from coterie.fitting import Settings, fit
-from coterie.fitting.average import Average, Squares, weights_of
+from coterie.fitting.average import Average, ErrorProducts, weights_of
 from coterie.fitting.basis import Basis, Grid, Sketch
 from coterie.fitting.candidates import folds_of
 from coterie.fitting.columns import GridQuestion
@@ -258,7 +258,7 @@ def test_weights_of_equally_good_independent_options_are_equal():
     errors = errors @ np.linalg.inv(np.linalg.cholesky(errors.T @ errors / 4000)).T  # orthonormal
 
     def weights(wrong: np.ndarray) -> np.ndarray:
-        return weights_of(Squares.of((wrong.T @ wrong)[None], np.array([len(wrong)])))
+        return weights_of(ErrorProducts.of((wrong.T @ wrong)[None], np.array([len(wrong)])))
 
     np.testing.assert_allclose(weights(errors), 0.5, atol=1e-3)
     np.testing.assert_allclose(weights(errors * [1.0, 2.0]), [0.8, 0.2], atol=1e-3)

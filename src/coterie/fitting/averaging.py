@@ -28,9 +28,9 @@ from coterie.data.moments import SecondMoments
 from coterie.data.users import Users
 from coterie.fitting.average import (
     Average,
+    ErrorProducts,
     Part,
-    Rows,
-    Squares,
+    RowsLeftOut,
     Verdict,
     predicted,
 )
@@ -243,7 +243,7 @@ def _from_sums(source: Asked, part: int, units: Units, first: Ints, sharing: Sha
     if int((rows > 0).sum()) < 2:
         return None
     products = square(told["values"], 1 + len(candidates))[rows > 0]
-    verdict = Verdict.of(Squares.of(products, rows[rows > 0]), numbers=True)
+    verdict = Verdict.of(ErrorProducts.of(products, rows[rows > 0]), numbers=True)
     # 4. The parts, and distances.
     kept = np.flatnonzero(np.maximum(verdict.weights[1:], verdict.spread) > 0)
     question = question._replace(
@@ -346,7 +346,7 @@ def _from_rows(units: Units, users: Users, first: Ints, sharing: Sharing, frame:
     learned = learn_working(candidates, scales, sample, some, folds, settings.task, frame.limits)
     kind = _kind_left_out(units, sample, sharing_of(sharing, some), folds)
     told = np.stack([kind, *(one.told for one in learned)], axis=1)[left]
-    judged = Rows.of(settings.task, told, sample.targets[left], sample.owner[left])
+    judged = RowsLeftOut.of(settings.task, told, sample.targets[left], sample.owner[left])
     verdict = Verdict.of(judged, numbers=False)
     parts = []
     for k in np.flatnonzero(verdict.weights[1:] > 0):

@@ -478,8 +478,9 @@ def question_of(stage: int, numbers: Array, n_features: int) -> Question:
     InvalidInput : numbers that are none; nothing was computed with them.
     """
     try:
-        question = QUESTIONS[stage].of(unpacked(numbers))
-        good = _fits(question, n_features)
+        with np.errstate(invalid="ignore"):  # casts of what is no position
+            question = QUESTIONS[stage].of(unpacked(numbers))
+            good = _fits(question, n_features)
     except (IndexError, ValueError, TypeError, OverflowError) as error:
         raise InvalidInput(f"its numbers are no question of stage {stage}",
                            remedy=_REMEDY) from error
@@ -491,9 +492,10 @@ def question_of(stage: int, numbers: Array, n_features: int) -> Question:
 def handed_of(numbers: Array, n_features: int) -> HandedAverage:
     """The average that was sent, as `question_of`."""
     try:
-        sent = HandedAverage.of(unpacked(numbers))
-        good = _frame_fits(sent.frame, n_features) and len(sent.parts) <= _MOST and all(
-            _shared_fits(sent.frame, k, one) for k, _, _, one in sent.parts)
+        with np.errstate(invalid="ignore"):
+            sent = HandedAverage.of(unpacked(numbers))
+            good = _frame_fits(sent.frame, n_features) and len(sent.parts) <= _MOST and all(
+                _shared_fits(sent.frame, k, one) for k, _, _, one in sent.parts)
     except (IndexError, ValueError, TypeError, OverflowError) as error:
         raise InvalidInput("its numbers are no average", remedy=_REMEDY) from error
     if not good:
@@ -577,21 +579,22 @@ def unpacked(numbers: Array) -> list[Array]:
     ------
     InvalidInput : numbers that are no arrays.
     """
-    out, at = list[Array](), 1
+    out, at = list[Array](), 0
 
     def take(count: int) -> Array:
         nonlocal at
-        if count < 0 or at + count > numbers.size:
-            raise InvalidInput("the numbers of a question end too early",
-                               remedy=_REMEDY)
+        if at + count > numbers.size:
+            raise InvalidInput("the numbers of a question end too early", remedy=_REMEDY)
         part = numbers[at:at + count]
         at += count
         return part
 
-    for _ in range(int(numbers[0]) if numbers.size else 0):
-        shape = take(min(int(take(1)[0]), 3)).astype(np.int64)
-        if (shape < 0).any() or (shape > numbers.size).any():
-            raise InvalidInput("a question has an array of no possible shape",
-                               remedy=_REMEDY)
-        out.append(take(int(np.prod(shape))).reshape(shape))
+    def size(number: float) -> int:
+        if not 0 <= number <= numbers.size or number != int(number):
+            raise InvalidInput(f"a question has {number:g} arrays or axes", remedy=_REMEDY)
+        return int(number)
+
+    for _ in range(size(take(1)[0])):
+        shape = [size(axis) for axis in take(min(size(take(1)[0]), 3))]
+        out.append(take(int(np.prod(shape, dtype=object))).reshape(shape))
     return out
