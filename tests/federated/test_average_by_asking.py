@@ -22,7 +22,7 @@ from coterie.fitting import Settings, fit
 from coterie.fitting.basis import Basis, Grid
 from coterie.fitting.candidates import Limits, Scale, forms_of, learn_numbers
 from coterie.fitting.columns import (
-    Frame,
+    ColumnFrame,
     GridQuestion,
     LeftOutQuestion,
     Shared,
@@ -55,13 +55,13 @@ def asked() -> tuple[ct.Fit, Recorder]:
     return fit_federation(recorder, deployment, Settings(task="regression", loss="squared")), recorder
 
 
-def frame_of(users: ct.Users, width: int = 2) -> Frame:
+def frame_of(users: ct.Users, width: int = 2) -> ColumnFrame:
     """A frame of straight columns and curves."""
     grid = Grid.of(*pooled_moments(users)[1:])
     question = GridQuestion(grid, pulls=False)
     sketch = question.pool([question.answer(users, {})])
     basis = Basis.learn(sketch, grid).with_curves(sketch, width)
-    return Frame("regression", 0, (Scale(basis, False, 0.0, 1.0),), Limits(-9.0, 9.0))
+    return ColumnFrame("regression", 0, (Scale(basis, False, 0.0, 1.0),), Limits(-9.0, 9.0))
 
 
 @pytest.mark.parametrize("positive", [False, True])

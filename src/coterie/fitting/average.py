@@ -358,7 +358,7 @@ def row_losses(task: Task, told: Array, y: Array) -> Array:
                              - y + mean))
 
 
-class Verdict(NamedTuple):
+class StackedWeights(NamedTuple):
     """Weights of the kind and the candidates, and of the candidates' variances."""
 
     weights: Array
