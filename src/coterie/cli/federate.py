@@ -115,6 +115,8 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
         dataset: _Dataset = "", lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = None,
         ratio: _Ratio = CONFIG["ratio"], holdout: _Holdout = None, held_out: _HeldOut = None,
         max_groups: base.MaxGroups = CONFIG["max-groups"], count: base.Count = CONFIG["count"],
+        average: base.Averaging = CONFIG["average"], curves: base.Curves = CONFIG["curves"],
+        scale: base.ScaleName = CONFIG["scale"],
         weights: _Weights = "", algorithm: _Algorithm = "", algorithm_options: _Options = "",
         participation: _Participation = 1.0, tol: base.Tol = CONFIG["tol"],
         max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0,

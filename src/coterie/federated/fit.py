@@ -47,7 +47,7 @@ from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round, Session, SetAside
 from coterie.federated.settings import Deployment, FederationSettings
 from coterie.fitting.averaging import Declined
-from coterie.fitting.columns import Answer, HandedAverage, Question, packed
+from coterie.fitting.columns import Answer, ColumnQuestion, HandedAverage, packed
 from coterie.fitting.fit import fit, fit_source
 from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores
@@ -236,7 +236,7 @@ class MomentsSource(RowsFitSource):
     def moments(self, part: int) -> tuple[Ints, Array, Array]:
         return pooled_moments(self.stand_ins[part])
 
-    def ask_average(self, part: int, question: Question, some: Ints,
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
                     fields: Answer) -> Iterator[tuple[Ints, Answer]]:
         told = ask_average(self.session, self.dim, part, question, fields)
         yield some, {name: rows[some] for name, rows in told.items()}
@@ -248,7 +248,7 @@ class MomentsSource(RowsFitSource):
                                tol, self.sizes, self.units.task, local.problem)
 
 
-def ask_average(session: Session, dim: int, part: int, question: Question,
+def ask_average(session: Session, dim: int, part: int, question: ColumnQuestion,
                 fields: Answer) -> Answer:
     """What all users answer for an average.
 
@@ -385,7 +385,7 @@ class SessionSource:
     def moments(self, part: int) -> tuple[Ints, Array, Array]:
         raise NotImplementedError  # of classes and counts no average is looked for
 
-    def ask_average(self, part: int, question: Question, some: Ints,
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
                     fields: Answer) -> Iterator[tuple[Ints, Answer]]:
         raise NotImplementedError
 

@@ -24,7 +24,7 @@ from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.fitting.average import Average, predicted
 from coterie.fitting.averaging import Asked
-from coterie.fitting.columns import Answer, Question
+from coterie.fitting.columns import Answer, ColumnQuestion
 from coterie.fitting.scores import (
     INTERVAL,
     METRICS,
@@ -140,7 +140,7 @@ class RowsFitSource(RowsSource):
     def moments(self, part: int) -> tuple[Ints, Array, Array]:
         return pooled_moments(self.given[part])
 
-    def ask_average(self, part: int, question: Question, some: Ints,
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
                     fields: Answer) -> Iterator[tuple[Ints, Answer]]:
         users = self.given[part]
         for each in np.array_split(some, max(1, len(some) // _AT_ONCE)):
