@@ -26,7 +26,7 @@ _OWN = 0.2  # of the bends, that differs between users, from which this is said
 _LEAST, _MANY_VALUES = 1e-9, 5
 
 
-class Curve(NamedTuple):
+class DrawnCurve(NamedTuple):
     """Predictions along one column."""
 
     name: str
@@ -50,7 +50,7 @@ class Curves:
     """
 
     target: str
-    columns: tuple[Curve, ...]
+    columns: tuple[DrawnCurve, ...]
     shown: Ints
 
 
@@ -82,7 +82,7 @@ def curves_of(fit: Fit, *, users: int = 200) -> Curves | None:
                                       for curve in found[:_MOST]), shown[few])
 
 
-def _moves(curve: Curve) -> float:
+def _moves(curve: DrawnCurve) -> float:
     """How far predictions of a typical user move along the column."""
     return float(np.median(np.ptp(curve.users, axis=1)))
 
@@ -104,7 +104,7 @@ def _columns(average: Average, X: Array) -> list[int]:
             if j in bent or len(np.unique(some[:, j])) >= _MANY_VALUES]
 
 
-def _along(fit: Fit, average: Average, j: int, x: Array, shown: Ints) -> Curve:
+def _along(fit: Fit, average: Average, j: int, x: Array, shown: Ints) -> DrawnCurve:
     units, k = fit.units, len(x)
     grid = np.tile(units.mean, (len(shown) * k, 1))
     grid[:, j] = np.tile(x, len(shown))
@@ -120,7 +120,7 @@ def _along(fit: Fit, average: Average, j: int, x: Array, shown: Ints) -> Curve:
     bends = max(float(shape.std()) / max(total, _LEAST),
                 float(bent.std()) / max(float(own.std()), _LEAST)) > _BENT
     differs = float((bent - shape).std()) ** 2 > _OWN * max(float(bent.std()) ** 2, _LEAST)
-    return Curve(units.feature_names[j], x, everyone, group_means(told, labels), told, bends,
+    return DrawnCurve(units.feature_names[j], x, everyone, group_means(told, labels), told, bends,
                  bool(differs))
 
 

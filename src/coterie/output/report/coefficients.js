@@ -152,6 +152,8 @@ function drawCoefficients(width) {
   return chart;
 }
 
+const CHANGED = { classification: " in log odds", counts: " in the logarithm of the mean" };
+
 function coefficientsLead() {
   const shown = shownGroups().length,
     all = (points[state.at] || {}).n_clusters;
@@ -168,7 +170,7 @@ function coefficientsLead() {
         : `All ${what} at this pull`;
   const averaged = doc.curves ? " These are of the one kind that was chosen; an average predicts." : "";
   return !view.standard
-    ? `${which}, in the units of the table: what one more unit changes. ` +
+    ? `${which}, in the units of the table${doc.task === "clustering" ? "" : ": what one more unit changes"}${CHANGED[doc.task] || ""}. ` +
         (table.which[state.at].length === 1 && table.standardized
           ? "Bars: how much the columns weigh, as standard deviations."
           : "Every row has a scale of its own.") +
@@ -233,7 +235,7 @@ export function setUpCoefficients() {
   body.append(tools);
   holder = figure(body, {
     name: "coefficients",
-    title: "Coefficients",
+    title: doc.task === "clustering" ? "Centres" : "Coefficients",
     draw: drawCoefficients,
     rows: () => {
       const which = table.which[state.at] || [],

@@ -20,7 +20,7 @@ from coterie.base.labels import many, plural
 from coterie.base.types import Array, Ints
 from coterie.fitting.result import Fit
 from coterie.fitting.units import Units
-from coterie.output.plots.curves import Curve, Curves
+from coterie.output.plots.curves import Curves, DrawnCurve
 
 _TOLD, _LISTED = 3, 4  # coefficients of a sentence, and names of a group, at most
 _SMALLER = 0.15  # of the largest difference, below which another one is not told
@@ -237,7 +237,7 @@ def describe_curves(curves: Curves | None, noun: str) -> str | None:
     return " ".join(told)
 
 
-def _describe_curve(curve: Curve, target: str, noun: str) -> str:
+def _describe_curve(curve: DrawnCurve, target: str, noun: str) -> str:
     x, y = curve.x, curve.everyone
     step, third = _step(float(np.ptp(x)) / 4), len(x) // 3
     slopes = [step * float((y[b] - y[a]) / (x[b] - x[a]))

@@ -13,8 +13,10 @@ import { pick } from "./map.js";
 const PAGE = 50;
 const roster = { sort: "user", down: false, query: "", page: 0 };
 
-/** Whether the models shown first share nothing: then there are no groups to tell of. */
-const shareless = Boolean(sharing && points.length && separate(points[chosen].n_clusters));
+/** Whether the models shown first share nothing, or all the same: then there are no groups to tell of. */
+const shareless = Boolean(
+  sharing && points.length && (points[chosen].n_clusters === 1 || separate(points[chosen].n_clusters)),
+);
 
 function columns() {
   const metric = scores ? scores.metric : "score";
