@@ -29,10 +29,12 @@ _MAGIC = b"coterie checkpoint 1\n"
 _FORMULA = re.compile("'*\\s*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False,
+                     shared: bool = False) -> None:
     """Write a file in one step: readers see the old content or the new content, never a part of it.
 
-    Only its owner can read it (0600), since models and answers are personal data.
+    Only its owner can read it (0600), since answers and checkpoints are personal data, unless it is
+    a result: these are the user's to share, and follow the umask.
 
     Parameters
     ----------
@@ -40,6 +42,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
     data : its new content.
     durable : whether to wait until the data is on the disk, so that it also survives a power
         failure.
+    shared : whether who may read it, and the folders that it needs, follows the umask.
 
     Raises
     ------
@@ -50,9 +53,13 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
     >>> write_atomically("results/run.json", b"{}")
     """
     path = Path(path)
-    private_folder(path.parent)
     new = path.with_name(path.name + ".new")
-    open_private(new, "wb").close()
+    if shared:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.unlink(missing_ok=True)  # what an interrupted run left may be private
+    else:
+        private_folder(path.parent)
+        open_private(new, "wb").close()
     new.write_bytes(data)
     if durable:
         with new.open("r+b") as file:
@@ -61,12 +68,11 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
 
 
 def private_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder, created with all above it if it is missing; whatever is created only its owner can
-    open (0700).
+    """A folder that only its owner can open (0700) if it is created here; missing folders above it
+    follow the umask.
     """
     path = Path(path)
-    for folder in reversed([path, *path.parents]):
-        folder.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
@@ -95,7 +101,8 @@ def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
         yield
         return
     new = not Path(folder).exists()
-    path = private_folder(folder) / LOCK
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / LOCK
     with open_private(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

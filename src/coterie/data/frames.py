@@ -252,7 +252,7 @@ def write_parquet(columns: Any, path: str | PathLike[str]) -> None:
         columns = polars.DataFrame({name: _unify_types(values) for name, values in columns.items()})
     stream = io.BytesIO()
     columns.write_parquet(stream)
-    write_atomically(path, stream.getvalue())
+    write_atomically(path, stream.getvalue(), shared=True)
 
 
 # ---- columns of a polars frame, of any type

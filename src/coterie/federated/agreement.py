@@ -150,6 +150,7 @@ class Agreement:
             train, held = trained(split.train) if fits else None, trained(split.test)
             judged = (units, split.test) if fits and units is not None else None
             users = users if fits else split.train
+        given = (users,) if split is None else (users, split.train)
         users = inner(users)
         # 3. The loss; users who only describe their rows need none.
         loss: Loss = SquaredDistance()
@@ -157,7 +158,8 @@ class Agreement:
         if self.units is not None or not (fits or self.recipe is not None):
             loss = self.make_loss()
             samples = loss.prepare(users)
-        return Data(loss, samples, held, train=train, judged=judged, fits=fits)
+        return Data(loss, samples, held, train=train, judged=judged, fits=fits,
+                    given=given if fits else ())
 
     def _inner(self, users: Users) -> Users:
         """Users in the units of the models."""

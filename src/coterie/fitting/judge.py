@@ -155,6 +155,8 @@ def _describe(found: SearchResult) -> str:
     if kind_of(best) == "one centre with spread":
         return (f"Users differ, but continuously: no groups stand out (none of {many} descriptions "
                 f"of the {n} users is better than one centre with a spread of models).")
+    if best.n_groups == n:
+        return f"No two of the {n} users are alike: every model differs clearly from the others."
     one = min(p.length for p in found.examined if not p.labels.any())
     within = " Models also vary within groups." if best.spread is not None else ""
     return (f"{best.n_groups} groups of {describe_sizes(best.labels)} users "

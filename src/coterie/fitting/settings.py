@@ -47,7 +47,7 @@ class Settings:
     standardize : whether features are standardised.
     n_classes : number of classes, where not all of them are among the samples.
     seed : of the choice of held-out rows.
-    average : "auto", which averages several kinds of models where that is clearly better than one
+    average : "auto", which averages several kinds of models where that predicts better than one
         (`coterie.fitting.average`); or "off" for the one kind that was chosen.
     curves : of an average: "auto" for curves of columns and users' own means of columns, or "off"
         for straight columns.

@@ -291,8 +291,8 @@ def fit_summaries(known: Effective, settings: Settings) -> Fit:
     settings : of the fit; its task, ridge and scaling are those of `known`.
     """
     settings = replace(settings, task="regression", loss="squared", holdout=0.0, standardize=False,
-                       ridge=known.ridge, n_classes=0)
-    units = learn_units(known.users, settings)
+                       ridge=known.ridge, n_classes=0, average="off")
+    units = learn_units(known.users, settings)  # an average would cost budget of its own
     if known.users.n_users < 2:
         return fit(known.users, settings)
 
