@@ -51,7 +51,7 @@ from coterie.fitting.columns import Answer, ColumnQuestion, HandedAverage, packe
 from coterie.fitting.fit import fit, fit_source
 from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.sources import (
     Around,
     Expanded,
@@ -62,7 +62,6 @@ from coterie.fitting.sources import (
     scores_of,
 )
 from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics, learn_units
-from coterie.fitting.work import Work
 from coterie.groups.summaries import Hypotheses, Reply, Told
 from coterie.losses import Loss, Personal
 from coterie.problem.account import Account

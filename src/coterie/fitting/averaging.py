@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from coterie.base.errors import InvalidInput
-from coterie.base.triangles import square
+from coterie.base.storage import square
 from coterie.base.types import Array, Ints
 from coterie.data.encoding import Task
 from coterie.data.moments import SecondMoments

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput
-from coterie.base.triangles import square, triangle
+from coterie.base.storage import square, triangle
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.users import Users

@@ -52,17 +52,16 @@ from coterie.fitting.judge import ChooseParts, Chosen, judge_summaries, judge_wi
 from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.result import Fit, SentModels
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import FinishedParts, FitProgress, Settings, Work
 from coterie.fitting.sources import Around, FitSource, Judged, RowsFitSource
 from coterie.fitting.stability import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.units import Units, learn_units
-from coterie.fitting.work import FinishedParts, FitProgress, Work
-from coterie.groups.refining import Refining
 from coterie.groups.search import SearchOptions, propose, whole_problem
 from coterie.groups.spread import solve_damped
 from coterie.groups.summaries import Summaries, ridge_of
 from coterie.losses import Samples
 from coterie.losses.derived import Remote
+from coterie.losses.newton import Refining
 from coterie.losses.rows import too_wide
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
