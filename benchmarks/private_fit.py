@@ -43,7 +43,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 import coterie as ct
-from coterie.data.condensed import SecondMoments
+from coterie.data.moments import SecondMoments
 from coterie.datasets import clustered
 from coterie.fitting import Fit
 from coterie.fitting.units import Units

@@ -17,8 +17,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from sklearn.cluster import HDBSCAN, KMeans
@@ -38,25 +36,20 @@ TEST = 50  # test rows per user
 RIDGE = 1e-3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Splines(Central):
+def splines(users: ct.Users, task: str, n_classes: int, seed: int) -> CentralFit:
     """A ridge whose level and slopes are cubic splines of the first feature, the position of the
     user.
     """
+    basis = SplineTransformer(n_knots=8).fit(users.features[:, :1])
 
-    name: ClassVar[str] = "splines"
+    def columns(rows: ct.Users) -> np.ndarray:
+        bends = basis.transform(rows.features[:, :1])
+        return np.hstack(
+            [bends, *(bends * rows.features[:, [j]] for j in range(1, rows.n_features))])
 
-    def _fit(self, users: ct.Users, task: str, n_classes: int, seed: int) -> CentralFit:
-        basis = SplineTransformer(n_knots=8).fit(users.features[:, :1])
-
-        def columns(rows: ct.Users) -> np.ndarray:
-            bends = basis.transform(rows.features[:, :1])
-            return np.hstack(
-                [bends, *(bends * rows.features[:, [j]] for j in range(1, rows.n_features))])
-
-        ridge = RidgeCV(np.logspace(-4, 3, 15)).fit(columns(users), users.targets)
-        return CentralFit(decide=lambda rows: ridge.predict(columns(rows)),
-                          models=np.empty((users.n_users, 0)))
+    ridge = RidgeCV(np.logspace(-4, 3, 15)).fit(columns(users), users.targets)
+    return CentralFit(decide=lambda rows: ridge.predict(columns(rows)),
+                      models=np.empty((users.n_users, 0)))
 
 
 #: Columns of the table: their headings and the methods of `coterie bench data`.
@@ -153,7 +146,8 @@ def rmse(benchmark: Benchmark, seed: int) -> tuple[dict[str, float], str]:
     results = lab.run(benchmark, [seed], only=tuple(METHODS.values()))
     if benchmark.name == "smooth":
         rows = lab.prepare(benchmark, benchmark.split(seed))
-        results.append(lab.run_method(benchmark, rows, lab.Contender("splines", Splines), seed))
+        method = Central(name="splines", method=splines)
+        results.append(lab.run_method(benchmark, rows, method.name, method, seed))
     by_method = {result.method: float(np.nanmean(result.scores)) for result in results}
     chosen = next(result.note for result in results if result.method == "coterie")
     return {heading: by_method[method] for heading,

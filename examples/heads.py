@@ -67,10 +67,9 @@ from coterie.embeddings import extract, from_arrays
 from coterie.fitting import Settings, fit
 from coterie.fitting.scores import worse_than_alone
 from coterie.lab.baselines import IFCA, ODCL, Baseline, Ditto, FineTuning, Global, Local, Oracle
-from coterie.lab.baselines.averaging import curvature, descend
 from coterie.lab.baselines.base import BaselineRun, Choices, Outcome
+from coterie.lab.baselines.pooling import curvature, descend
 from coterie.lab.experiments.federations import (
-    Contender,
     prepare,
     row_errors,
     run_method,
@@ -326,10 +325,10 @@ def compare(name: str, stored: dict[str, np.ndarray], cache_folder: str) -> tupl
     for kind in (Oracle, IFCA, ODCL, FedPer, FineTuning, Ditto, Local, Global):
         if kind is Oracle and data.groups is None:
             continue
-        start, settings = time.process_time(), ()
+        start, settings = time.process_time(), kind.grid(split.train, benchmark.loss)
         if kind is IFCA and data.groups is not None:
             settings = (IFCA(n_clusters=GROUPS),)  # it is given the number of groups
-        run = run_method(benchmark, split, Contender(kind.name, kind, settings), 0)
+        run = run_method(benchmark, split, kind.name, settings, 0)
         labels = np.unique(run.models.round(9), axis=0, return_inverse=True)[1]
         results.append(_scored(benchmark, kind.name, run.errors, labels, repr(run.settings), start))
     return results, split.test

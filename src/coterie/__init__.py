@@ -24,7 +24,7 @@ from coterie.convex.consensus import lam_max
 from coterie.convex.margins import Fusion, GroupMargins, fusion_ladder, group_margins
 from coterie.convex.path import Path, solve_path
 from coterie.convex.recovery import RecoveryBounds, recovery_bounds
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.data.users import Split, Users
 from coterie.federated import (
     ALGORITHMS,

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.base.errors import CoterieWarning, Incompatible, InvalidInput, MissingExtra
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.data.users import Block, Moments, Participants, Users
 from coterie.fitting import prepare
 

@@ -14,7 +14,7 @@ import coterie as ct
 from coterie.data.encoding import Recipe, read_table
 from coterie.federated import FederationSettings, entry, sources
 from coterie.federated.agreement import Agreement, Introduction, agree
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.settings import CONFIG, RENAMED, Deployment, complete, key_of
 from coterie.federated.sources import Table
 from coterie.fitting.prepare import prepare

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.data.condensed import SecondMoments
+from coterie.data.moments import SecondMoments
 from coterie.datasets import clustered
 from coterie.federated.fit import fit_federation
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.settings import Deployment
 from coterie.fitting import Settings, fit
-from coterie.lab.attacks.recording import Recorder, evidence_of
+from coterie.lab.attacks.simulation import Recorder, evidence_of
 
 
 def drawn(task: str, n_users: int = 10, rows: int = 60, seed: int = 0) -> ct.Users:
@@ -125,7 +125,7 @@ def test_signs_are_classes():
 
 def test_squared_losses_need_two_rounds_and_less_than_three_hessians():
     users = drawn("regression", n_users=12)
-    found = ct.federate(users)
+    found = ct.federate(users, settings=Settings(average="off"))
     assert [line.stage for line in found.history] == ["moments", "certify"]
     dim = found.models.shape[1]
     up = found.ledger.total("numbers", direction="up") / users.n_users

@@ -17,7 +17,7 @@ from coterie.federated.admission import of_one_kind, recipe_of
 from coterie.federated.agreement import Introduction, agree
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.protocol.messages import Reply
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.settings import Deployment
 from coterie.federated.sources import Table
 

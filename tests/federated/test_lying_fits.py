@@ -13,7 +13,7 @@ import coterie as ct
 from coterie.federated import Reply, plausible
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.fit import fit_federation
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.settings import Deployment
 from coterie.fitting import Settings
 
@@ -168,7 +168,7 @@ def test_the_largest_target_is_one_of_the_rows():
 
 
 def test_one_user_does_not_rule_the_scaling():
-    from coterie.data.scaling import Standardizer
+    from coterie.data.moments import Standardizer
     from coterie.data.users import Moments
 
     users = users_of("regression")

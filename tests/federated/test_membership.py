@@ -15,7 +15,7 @@ import coterie as ct
 from coterie.base.errors import Incompatible
 from coterie.federated.membership import join_run, leave_run
 from coterie.federated.node import load_models
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.sources import Table
 from coterie.output.runs.save import write_run
 

@@ -222,7 +222,7 @@ def test_a_run_that_is_refused_before_anything_is_released_leaves_no_checkpoint(
 
 
 def test_levels_that_no_row_has_are_refused_before_anything_is_spent(tmp_path, caplog):
-    from coterie.federated.runtimes.nodes import LocalNodes
+    from coterie.federated.runtimes.in_process import LocalNodes
     from coterie.federated.sources import Table
 
     rng = np.random.default_rng(0)

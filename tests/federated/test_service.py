@@ -7,10 +7,10 @@ import pytest
 
 import coterie as ct
 from coterie.data.encoding import read_table
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.datasets import clustered
 from coterie.federated import entry, sources
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.settings import Deployment, for_nodes
 from coterie.federated.settings import complete as config_of
 from coterie.fitting import Settings

@@ -116,7 +116,7 @@ def test_planted_groups_are_found_and_proven(kind):
 def test_many_users_are_searched_by_a_sample_and_drawn_at_few_points(monkeypatch):
     data = planted("regression", n_users=24, rows=32)
     small = fit(data.users, settings("regression", n_lams=12))
-    monkeypatch.setattr("coterie.groups.sampling._MOST", 18)
+    monkeypatch.setattr("coterie.groups.proposals._MOST", 18)
     large = fit(data.users, settings("regression", n_lams=12))
     assert large.path.problem.n_users == small.path.problem.n_users == 24
     assert (len(small.path), large.path.tol, small.path.tol) == (12, 1e-3, 1e-6)

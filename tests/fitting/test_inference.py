@@ -64,6 +64,20 @@ def test_groups_have_the_errors_of_least_squares():
         assert not np.allclose([one.error for one in mine], 2.0 * errors)
 
 
+def test_a_column_that_others_give_is_not_determined():
+    users = panel()
+    double = replace(users, features=np.column_stack([users.features, users.features @ [2.0, -1.0]]),
+                     feature_names=("a", "b", "c"))
+    found, plain = fit(double, PLAIN).summary(), fit(users, PLAIN).summary()
+    assert [np.isfinite(one.error) for one in found.coefficients] == [True, True, True, False]
+    assert "c            not determined" in str(found)
+    assert "nan" not in str(found)
+    assert "not determined" not in str(plain)
+    for one, other in zip(found.coefficients[1:3], plain.coefficients[1:3], strict=True):
+        assert one.value == pytest.approx(other.value, rel=1e-3)
+        assert one.error == pytest.approx(other.error, rel=1e-2)
+
+
 def test_intervals_have_the_true_coefficients_as_often_as_they_say():
     inside = [one.low < truth < one.high for seed in range(25)
               for one, truth in zip(fit(panel(seed, 15, 8), PLAIN).summary().coefficients[1:], (1.0, -0.5),

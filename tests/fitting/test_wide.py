@@ -14,8 +14,7 @@ from coterie.data.users import Users
 from coterie.fitting import Settings, fit
 from coterie.fitting.kinds import Sharing, choose_wide, handed_out
 from coterie.fitting.units import learn_units
-from coterie.groups.wide import search_wide
-from coterie.groups.wide_models import fit_models
+from coterie.groups.wide import fit_models, search_wide
 from coterie.problem.weights import LocalModels, adaptive_graph
 
 N_USERS, N_ROWS, COLUMNS, CLASSES = 12, 20, 160, 3

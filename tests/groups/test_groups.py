@@ -12,10 +12,10 @@ import coterie as ct
 from coterie import datasets
 from coterie.base.labels import check_labels
 from coterie.convex.choice import refit
-from coterie.groups.dispersion import dispersion
 from coterie.groups.find import Groups, _scaler, describe_better, describe_sizes, find_groups
+from coterie.groups.noise import dispersion
 from coterie.groups.partitions import Judge, ModelTree
-from coterie.groups.sampling import sample_of
+from coterie.groups.proposals import sample_of
 from coterie.groups.spread import description_length, fit_spread
 from coterie.groups.summaries import Summaries
 from coterie.losses.derived import Grouped

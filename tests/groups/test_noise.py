@@ -16,8 +16,8 @@ from coterie.groups.noise import (
     _log_mean_square_density,
     _log_ratio_density,
     _prior,
-    _Rows,
     noise_of_users,
+    sums_of,
 )
 from coterie.groups.random_effects import learn_spread
 from coterie.groups.summaries import Summaries
@@ -48,7 +48,7 @@ def test_evidence_is_the_density_of_the_targets():
     rng = np.random.default_rng(0)
     variances, scales, root = rng.uniform(0.5, 2, 4), rng.uniform(0.5, 2, 4), rng.standard_normal((3, 3))
     covariance, labels = root @ root.T, np.array([0, 0, 1, 1])
-    step = _expect(_Rows.of(users, LOSS), labels, variances, covariance, scales)
+    step = _expect(sums_of(users, LOSS), labels, variances, covariance, scales)
     design, total = np.c_[users.features, np.ones(users.n_samples)], 0.0
     for group in (0, 1):
         parts = []

@@ -100,11 +100,13 @@ def elsewhere(tmp_path, monkeypatch):
 LONG = ("docs/algorithm-1.md", "docs/estimators.md", "docs/federations.md", "docs/plots.md",  # to run
         "docs/embeddings.md")  # needs torch
 
+WITHOUT_CODE = ("docs/reference.md", "docs/public-tables.md", "docs/flower.md", "docs/operating.md")
+
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in PAGES])
 def test_every_python_block_runs_and_prints_what_the_page_shows(name, elsewhere):
     ran = run_page(PAGES[name].read_text(), name)
-    assert ran or name == "docs/reference.md"
+    assert ran or name in WITHOUT_CODE
 
 
 @pytest.mark.parametrize(("page", "complaint"), [

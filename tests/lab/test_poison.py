@@ -8,7 +8,7 @@ import pytest
 import coterie as ct
 from coterie.datasets import clustered
 from coterie.federated.client import Data
-from coterie.lab.attacks.poison import PoisonedRuntime, _run, influence
+from coterie.lab.attacks.simulation import PoisonedRuntime, _run, influence
 from coterie.problem.problem import Problem
 
 LAM = 0.02

@@ -17,9 +17,8 @@ import coterie as ct
 from coterie import cli
 from coterie.lab.baselines import ANCHORS, COMPARATORS, ONE_LINERS
 from coterie.lab.baselines.central import PENALTIES
-from coterie.lab.experiments import public_tables, tables
-from coterie.lab.experiments.public_tables import TABLES, Loaded, PublicTable, half, load_table
-from coterie.lab.experiments.tables import Prediction, Score
+from coterie.lab.experiments import tables
+from coterie.lab.experiments.tables import TABLES, Loaded, Prediction, PublicTable, Score, half, load_table
 
 
 def made(target, owner, columns=None, classes=(), task="regression"):
@@ -49,13 +48,13 @@ FEW = ("cake", "yogurt", "epil", "grunfeld")
 @pytest.mark.parametrize("names", [pytest.param(FEW, id="few"), pytest.param(tuple(TABLES), id="all", marks=[
     pytest.mark.slow])])
 def test_tables_of_installed_packages_are_loaded(names):
-    installed = [name for name in names if public_tables.missing(TABLES[name].package) is None]
+    installed = [name for name in names if tables.missing(TABLES[name].package) is None]
     assert len(installed) >= min(len(names), 25)
     for name in installed:
         loaded = load_table(name)
         counts = np.bincount(loaded.owner)
         assert counts.min() >= 2, name
-        assert 5 <= len(counts) < len(loaded.owner) <= public_tables.MOST_ROWS, name
+        assert 5 <= len(counts) < len(loaded.owner) <= tables.MOST_ROWS, name
         assert (np.diff(loaded.owner) >= 0).all()
         assert np.isfinite(loaded.target).all()
         assert len(np.unique(loaded.target)) > 1
@@ -69,12 +68,12 @@ def test_rows_are_cleaned_and_long_tables_thinned(monkeypatch):
     who = ["b", "a", "a", "b", "c", "d", "d", "e", "e", "b"]
     table = {"rownames": list(range(10)), "who": who, "y": [*range(9), "NA"], "x": ["1"] * 10, "z": ["u", "v"] * 5}
     monkeypatch.setitem(TABLES, "made", PublicTable("made", "p/made", "who", "y", "regression", "-x", "pydataset"))
-    monkeypatch.setitem(public_tables._READERS, "pydataset", lambda source: table)
+    monkeypatch.setitem(tables._READERS, "pydataset", lambda source: table)
     loaded = load_table("made")
     assert list(loaded.target) == [1, 2, 0, 3, 5, 6, 7, 8]
     assert list(loaded.owner) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert loaded.columns == {"z": ["v", "u", "u", "v", "v", "u", "v", "u"]}
-    monkeypatch.setattr(public_tables, "MOST_ROWS", 7)
+    monkeypatch.setattr(tables, "MOST_ROWS", 7)
     loaded = load_table("made")
     assert list(loaded.target) == [1, 2, 5, 6]
     assert list(loaded.owner) == [0, 0, 1, 1]
@@ -83,7 +82,7 @@ def test_rows_are_cleaned_and_long_tables_thinned(monkeypatch):
 def test_a_missing_package_says_what_to_install(monkeypatch):
     with pytest.raises(ct.InvalidInput, match="unknown table 'nothing'"):
         load_table("nothing")
-    monkeypatch.setattr(public_tables, "find_spec", lambda name: None)
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
     for name, extra in (("sleepstudy", "bench"), ("theoph", "peers"), ("grunfeld", "bench")):
         with pytest.raises(ct.MissingExtra, match=rf"coterie\[{extra}\]"):
             load_table(name)

@@ -37,10 +37,11 @@ from coterie.federated.membership import (
 from coterie.federated.node import keep_models
 from coterie.federated.private.ledger import FILE, NodeLedger
 from coterie.federated.rehearsal import read_config, rehearse
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round
 from coterie.federated.settings import CONFIG, Deployment, complete
 from coterie.output import report
+from coterie.output.report.headline import lines_of
 from coterie.output.runs import Run, check_free, load_run
 from coterie.output.runs.save import UNFINISHED, clear, count_groups, write_run
 from coterie.problem.solution import Status
@@ -114,6 +115,8 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
         dataset: _Dataset = "", lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = None,
         ratio: _Ratio = CONFIG["ratio"], holdout: _Holdout = None, held_out: _HeldOut = None,
         max_groups: base.MaxGroups = CONFIG["max-groups"], count: base.Count = CONFIG["count"],
+        average: base.Averaging = CONFIG["average"], curves: base.Curves = CONFIG["curves"],
+        scale: base.ScaleName = CONFIG["scale"],
         weights: _Weights = "", algorithm: _Algorithm = "", algorithm_options: _Options = "",
         participation: _Participation = 1.0, tol: base.Tol = CONFIG["tol"],
         max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0,
@@ -293,7 +296,8 @@ def _write_page(source: Users | sources.Table, config: dict[str, Any], out: Path
                     for line in rounds], "kinds": run.info["bytes_by_kind"],
          "sentence": f"{run.info['n_rounds']} rounds, {run.info['bytes_up']:,} bytes up and "
                      f"{run.info['bytes_down']:,} down."})
-    write_atomically(out / "report.json", json.dumps(document, allow_nan=False).encode())
+    write_atomically(out / "report.json", json.dumps(document, allow_nan=False).encode(),
+                     shared=True)
     report.write(document, out / "report.html")
 
 
@@ -308,15 +312,16 @@ def show(out: Path, seconds: float) -> None:
         ("rounds", str(result["n_rounds"])), ("bytes up", f"{result['bytes_up']:,}"),
         ("bytes down", f"{result['bytes_down']:,}"), ("certified gap", gap),
         ("seconds", f"{seconds:.1f}"), ("results", str(out))], show_header=False))
-    if "why" in result:
-        say(f"Why            {result['why']}")
-    if result.get("scores"):
-        say(f"Held out       {result['scores']['sentence']}")
+    if "headline" in result:
+        say(result["headline"]["found"])
+        for name, text in lines_of(result["headline"]):
+            say(f"{name:15}{text}" if name else f"  {text}")
     say(result["sentence"])
     if "privacy" in result:
         say(f"Privacy        {result['privacy']['sentence']}")
-    for name, reason in result["aside"].items():
-        say(f"Set aside: {name}: {reason}.")
+    if "headline" not in result:
+        for name, reason in result["aside"].items():
+            say(f"Set aside: {name}: {reason}.")
     say(f"Open {out / 'report.html'} to look at the results.")
     if result["status"] not in (Status.CONVERGED.name, Status.RELEASED.name):
         raise typer.Exit(1)

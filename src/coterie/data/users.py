@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput, located
-from coterie.base.types import Array, Ints
+from coterie.base.types import Array, Flags, Ints
 from coterie.data.files import read_table, row_place
 from coterie.data.frames import read_numbers, read_parquet
 from coterie.data.participants import Participants as Participants
@@ -188,6 +188,20 @@ class Users(Participants):
         return replace(self, features=np.take(self.features, rows, axis=0),
                        offsets=offsets_of(counts), names=names,
                        targets=None if self.targets is None else self.targets[rows])
+
+    def keep_rows(self, chosen: Flags) -> Users:
+        """Only these rows; all users stay, also those who are left without any.
+
+        Parameters
+        ----------
+        chosen : (n_samples,) True for the rows that stay.
+
+        Returns
+        -------
+        Users
+        """
+        counts = np.bincount(self.owner[chosen], minlength=self.n_users)
+        return self._rows(np.flatnonzero(chosen), counts, self.names)
 
     def require_samples(self) -> None:
         """Check that every user has a row.

@@ -1,4 +1,4 @@
-"""Which nodes can learn together: those whose data are of one kind.
+"""What nodes say of themselves, and which can learn together: those whose data are of one kind.
 
 Where nodes are apart, each of its own owner, one that does not fit most others is set aside by
 name, with the reason, and the others go on. If it cannot be said which of them does not fit, or all
@@ -8,50 +8,121 @@ data are here and can be corrected, the run ends with an error that names both.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple
 
-from coterie.base.errors import Incompatible, InvalidInput
+import numpy as np
+
+from coterie.base.errors import Incompatible, InvalidInput, require
 from coterie.data.encoding import Recipe
-from coterie.data.merging import merge
+from coterie.data.merging import MOST_COLUMNS, check_summary, is_count, is_name, is_text, merge
 from coterie.data.summary import TableSummary
+from coterie.data.users import Users
+from coterie.federated.sources import Table
 
 log = logging.getLogger("coterie.federated")
+_LONGEST = 1 << 25  # characters of an introduction
+_MOST_USERS = 1_000_000  # of one node
+_TARGETS = ("none", "signs", "numbers", "table")
 _FEW_TABLES = 100  # among which the one that does not fit is looked for
 
 
-class Introduced(Protocol):
-    """What a node says of itself; see `coterie.federated.agreement.Introduction`."""
+class Introduction(NamedTuple):
+    """What a node says of itself.
 
-    @property
-    def names(self) -> tuple[Any, ...]:
-        """Of its users."""
+    Parameters
+    ----------
+    names : of its users.
+    features : of prepared numbers; empty for a table.
+    n_classes : of prepared numbers: one more than the largest target.
+    targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers"; of a table in a
+        private federation "table": then `features` are its columns of numbers.
+    summary : of a table; a private federation has none.
+    user, target : columns of a private table, which a summary says otherwise.
+    """
 
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Of prepared numbers."""
+    names: tuple[Any, ...]
+    features: tuple[str, ...] = ()
+    n_classes: int = 0
+    targets: str = "none"
+    summary: TableSummary | None = None
+    user: str = ""
+    target: str = ""
 
-    @property
-    def targets(self) -> str:
-        """What they are."""
+    @classmethod
+    def of(cls, source: Users | Table, *, private: bool = False) -> Introduction:
+        """That of a node with these data; of a private one nothing that depends on values, but what
+        columns hold.
+        """
+        if isinstance(source, Table):
+            return (cls(names=source.names, features=source.number_columns(), targets="table",
+                        user=source.user, target=source.target or "")
+                    if private else cls(names=source.names, summary=source.summary()))
+        y = source.targets
+        if y is None or not len(y):
+            return cls(names=source.names, features=source.feature_names)
+        largest = float(y.max())
+        return cls(names=source.names, features=source.feature_names,
+                   n_classes=int(largest) + 1 if 0 <= largest < 1e6 and not private else 0,
+                   targets="signs" if bool((np.abs(y) == 1.0).all()) else "numbers")
 
-    @property
-    def summary(self) -> TableSummary | None:
-        """Of a table."""
+    def to_json(self) -> str:
+        """As text, for the wire."""
+        require(all(isinstance(name, (str, int, float)) for name in self.names),
+                "user names must be texts or integers", "Write dates as texts")
+        return json.dumps({**self._asdict(),
+                           "summary": None if self.summary is None else self.summary.to_json()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Introduction:
+        """From what `to_json` gives; what it declares is bounded before memory or work is taken.
+
+        Raises
+        ------
+        InvalidInput : a text that is none, or facts that no data have.
+        """
+        if not isinstance(text, str) or len(text) > _LONGEST:
+            raise _no_introduction(f"it is no text of at most {_LONGEST:,} characters")
+        try:
+            said = json.loads(text)
+            names, features, n_classes, targets = (said[key] for key in cls._fields[:4])
+            if not (isinstance(names, list) and len(names) <= _MOST_USERS
+                    and all(map(is_name, names)) and len(set(names)) == len(names)):
+                raise _no_introduction("its users have no names, or the same")
+            if not (isinstance(features, list) and len(features) <= MOST_COLUMNS
+                    and all(map(is_text, features)) and len(set(features)) == len(features)):
+                raise _no_introduction("its columns have no names, or the same")
+            columns = str(said.get("user", "")), str(said.get("target", ""))
+            if not all(map(is_text, filter(None, columns))):
+                raise _no_introduction("its columns have no names")
+            if not is_count(n_classes) or targets not in _TARGETS:
+                raise _no_introduction("its targets do not exist")
+            summary = None if said["summary"] is None else TableSummary.from_json(said["summary"])
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise _no_introduction(str(error)[:200]) from error
+        if summary is not None:
+            check_summary(summary)
+        # a private table may have texts only.
+        elif not features and names and targets not in ("none", "table"):
+            raise _no_introduction("it has targets, and no columns")
+        return cls(tuple(names), tuple(features), n_classes, targets, summary, *columns)
 
 
-_Node = TypeVar("_Node", bound=Introduced)
+def _no_introduction(why: str) -> InvalidInput:
+    return InvalidInput(f"this is no introduction of a node: {why}",
+                        remedy="Install the same version of coterie on the server and at the nodes")
 
 
-def columns_of(node: Introduced) -> tuple[str, ...] | None:
+def columns_of(node: Introduction) -> tuple[str, ...] | None:
     """The columns of prepared numbers, which must be the same everywhere; None for a table."""
     return None if node.summary is not None or node.targets == "table" else node.features
 
 
-def of_one_kind(nodes: Sequence[tuple[str, _Node]],
-                apart: bool = True) -> tuple[list[tuple[str, _Node]], dict[Any, str]]:
+def of_one_kind(nodes: Sequence[tuple[str, Introduction]],
+                apart: bool = True) -> tuple[list[tuple[str, Introduction]], dict[Any, str]]:
     """The nodes whose data can be used together, and for the users of the others the reason.
 
     Parameters
@@ -85,8 +156,8 @@ def of_one_kind(nodes: Sequence[tuple[str, _Node]],
                   for name in node.names}
 
 
-def recipe_of(nodes: Sequence[tuple[str, _Node]],
-              apart: bool = True) -> tuple[Recipe, list[tuple[str, _Node]], dict[Any, str]]:
+def recipe_of(nodes: Sequence[tuple[str, Introduction]],
+              apart: bool = True) -> tuple[Recipe, list[tuple[str, Introduction]], dict[Any, str]]:
     """The recipe of all tables, of which nodes it is, and for users of others the reason.
 
     A table that does not fit is left out if it is the only one, and there are two others.

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -32,18 +32,17 @@ from coterie.base.machine import free_memory
 from coterie.base.storage import json_ready, write_atomically
 from coterie.data.columns import Column
 from coterie.data.encoding import Recipe
-from coterie.data.merging import MOST_COLUMNS, check_summary, is_count, is_name, is_text
+from coterie.data.moments import Standardizer
 from coterie.data.participants import Participants
-from coterie.data.scaling import Standardizer
-from coterie.data.summary import TableSummary
 from coterie.data.users import Moments, Users
 from coterie.data.validation import show, split_names
 from coterie.federated import plausible
+from coterie.federated.admission import Introduction as Introduction
 from coterie.federated.admission import columns_of, of_one_kind, recipe_of
+from coterie.federated.algorithms.base import Runtime
 from coterie.federated.client import Data
 from coterie.federated.private.policy import Privacy
 from coterie.federated.protocol.messages import REFUSES, Batch, Message
-from coterie.federated.runtimes.in_process import Runtime
 from coterie.federated.settings import Deployment
 from coterie.federated.sources import Table, in_order, make_loss
 from coterie.fitting.settings import Settings
@@ -54,97 +53,8 @@ from coterie.losses import LOSSES, Loss, Samples, SquaredDistance
 _DESCRIBE = 1 << 30
 _TRIES = 10
 _MOST_CLASSES = 1_000  # of prepared numbers
-_LONGEST = 1 << 25  # characters of an introduction
-_MOST_USERS = 1_000_000  # of one node
-_TARGETS = ("none", "signs", "numbers", "table")
 
 log = logging.getLogger("coterie.federated")
-
-
-class Introduction(NamedTuple):
-    """What a node says of itself.
-
-    Parameters
-    ----------
-    names : of its users.
-    features : of prepared numbers; empty for a table.
-    n_classes : of prepared numbers: one more than the largest target.
-    targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers"; of a table in a
-        private federation "table": then `features` are its columns of numbers.
-    summary : of a table; a private federation has none.
-    user, target : columns of a private table, which a summary says otherwise.
-    """
-
-    names: tuple[Any, ...]
-    features: tuple[str, ...] = ()
-    n_classes: int = 0
-    targets: str = "none"
-    summary: TableSummary | None = None
-    user: str = ""
-    target: str = ""
-
-    @classmethod
-    def of(cls, source: Users | Table, *, private: bool = False) -> Introduction:
-        """That of a node with these data; of a private one nothing that depends on values, but what
-        columns hold.
-        """
-        if isinstance(source, Table):
-            return (cls(names=source.names, features=source.number_columns(), targets="table",
-                        user=source.user, target=source.target or "")
-                    if private else cls(names=source.names, summary=source.summary()))
-        y = source.targets
-        if y is None or not len(y):
-            return cls(names=source.names, features=source.feature_names)
-        largest = float(y.max())
-        return cls(names=source.names, features=source.feature_names,
-                   n_classes=int(largest) + 1 if 0 <= largest < 1e6 and not private else 0,
-                   targets="signs" if bool((np.abs(y) == 1.0).all()) else "numbers")
-
-    def to_json(self) -> str:
-        """As text, for the wire."""
-        require(all(isinstance(name, (str, int, float)) for name in self.names),
-                "user names must be texts or integers", "Write dates as texts")
-        return json.dumps({**self._asdict(),
-                           "summary": None if self.summary is None else self.summary.to_json()})
-
-    @classmethod
-    def from_json(cls, text: str) -> Introduction:
-        """From what `to_json` gives; what it declares is bounded before memory or work is taken.
-
-        Raises
-        ------
-        InvalidInput : a text that is none, or facts that no data have.
-        """
-        if not isinstance(text, str) or len(text) > _LONGEST:
-            raise _no_introduction(f"it is no text of at most {_LONGEST:,} characters")
-        try:
-            said = json.loads(text)
-            names, features, n_classes, targets = (said[key] for key in cls._fields[:4])
-            if not (isinstance(names, list) and len(names) <= _MOST_USERS
-                    and all(map(is_name, names)) and len(set(names)) == len(names)):
-                raise _no_introduction("its users have no names, or the same")
-            if not (isinstance(features, list) and len(features) <= MOST_COLUMNS
-                    and all(map(is_text, features)) and len(set(features)) == len(features)):
-                raise _no_introduction("its columns have no names, or the same")
-            columns = str(said.get("user", "")), str(said.get("target", ""))
-            if not all(map(is_text, filter(None, columns))):
-                raise _no_introduction("its columns have no names")
-            if not is_count(n_classes) or targets not in _TARGETS:
-                raise _no_introduction("its targets do not exist")
-            summary = None if said["summary"] is None else TableSummary.from_json(said["summary"])
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise _no_introduction(str(error)[:200]) from error
-        if summary is not None:
-            check_summary(summary)
-        # a private table may have texts only.
-        elif not features and names and targets not in ("none", "table"):
-            raise _no_introduction("it has targets, and no columns")
-        return cls(tuple(names), tuple(features), n_classes, targets, summary, *columns)
-
-
-def _no_introduction(why: str) -> InvalidInput:
-    return InvalidInput(f"this is no introduction of a node: {why}",
-                        remedy="Install the same version of coterie on the server and at the nodes")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -240,6 +150,7 @@ class Agreement:
             train, held = trained(split.train) if fits else None, trained(split.test)
             judged = (units, split.test) if fits and units is not None else None
             users = users if fits else split.train
+        given = (users,) if split is None else (users, split.train)
         users = inner(users)
         # 3. The loss; users who only describe their rows need none.
         loss: Loss = SquaredDistance()
@@ -247,7 +158,8 @@ class Agreement:
         if self.units is not None or not (fits or self.recipe is not None):
             loss = self.make_loss()
             samples = loss.prepare(users)
-        return Data(loss, samples, held, train=train, judged=judged, fits=fits)
+        return Data(loss, samples, held, train=train, judged=judged, fits=fits,
+                    given=given if fits else ())
 
     def _inner(self, users: Users) -> Users:
         """Users in the units of the models."""
@@ -404,16 +316,19 @@ def _settle_task(agreement: Agreement, nodes: Sequence[tuple[str, Introduction]]
     """The task of prepared numbers in a fit: that of the loss named, or by the targets."""
     kinds = {node.targets for _, node in nodes}
     signs = kinds == {"signs"}
-    require(privacy is None or ("none" not in kinds and asked not in ("counts", "clustering")
-                                and loss in ("auto", "squared", "logistic")),
-            "a private fit predicts numbers (squared loss) or two classes (logistic loss)",
-            "Use the loss 'squared' or 'logistic', or leave epsilon out")
+    require(privacy is None or ("none" not in kinds and asked != "clustering"
+                                and loss in ("auto", "squared", "logistic", "poisson")),
+            "a private fit predicts numbers (squared loss), two classes (logistic loss) or counts "
+            "(Poisson loss)",
+            "Use the loss 'squared', 'logistic' or 'poisson', or leave epsilon out")
     if "none" in kinds:
         if len(kinds) > 1:
             raise InvalidInput("some nodes have targets and others have none",
                                remedy="Give all of them targets")
         return replace(agreement, task="clustering")
     task = LOSSES[loss].task if loss in LOSSES else None
+    if privacy is not None and asked == "counts" and loss == "auto":
+        task = "counts"
     if task is None or task == "clustering":
         task = "classification" if signs else "regression"
     n_classes = 2 * (task == "classification")
@@ -546,11 +461,17 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
                     for name in names)
     classes = privacy.levels_of(target)
     if len(classes) > 2:
-        raise InvalidInput(f"a private fit predicts two classes or numbers, and {target!r} has "
-                           f"{len(classes)} classes", remedy="Predict one class against the others")
-    require(classes or task not in ("classification", "counts"),
+        raise InvalidInput("a private fit predicts two classes, numbers or counts, and "
+                           f"{target!r} has {len(classes)} classes",
+                           remedy="Predict one class against the others")
+    require(classes or task != "classification",
             f"the classes of {target!r} are not public", f"Name them in clip: {target}=no|yes")
-    return Recipe(user=user, target=target, task="classification" if classes else "regression",
+    fit = deployment.fit
+    counts = task == "counts" or (fit is not None and fit.loss == "poisson")
+    require(not (classes and counts), f"clip names classes of {target!r}, which is to be counts",
+            f"Give its bounds, for example {target}=0:100")
+    return Recipe(user=user, target=target,
+                  task="classification" if classes else "counts" if counts else "regression",
                   classes=classes, class_kind="str", columns=columns,
                   notes=(f"Private: only the columns {show(*names)} are used{why}",))
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.types import Array, Flags, Ints
-from coterie.data.condensed import SecondMoments
+from coterie.data.moments import SecondMoments
 from coterie.data.users import Users
 from coterie.federated.algorithms.forms import (
     between,
@@ -39,6 +39,8 @@ from coterie.federated.protocol.messages import (
     square,
     triangle,
 )
+from coterie.fitting.average import predicted
+from coterie.fitting.columns import QUESTIONS, HandedAverage, unpacked
 from coterie.fitting.kinds import group_centres
 from coterie.fitting.scores import worse_than_alone
 from coterie.fitting.sources import Around, expanded, own_models
@@ -66,6 +68,7 @@ class Data:
     withheld : (n_users,) who answers "expand" with a bound instead of a Hessian; nobody if None.
     fits : whether a fit is made.
     keeper : the ledger of noisy releases; without one there are none.
+    given : the rows, and those that are not held out, in the units given, where a fit is made.
     experiment : a seed of their noise, for experiments in one process; None for the operating
         system.
     about : a digest of how rows became numbers.
@@ -87,6 +90,7 @@ class Data:
     judged: tuple[Units, Users] | None = None
     withheld: Flags | None = None
     fits: bool = False
+    given: tuple[Users, ...] = ()
     keeper: NodeLedger | None = None
     experiment: int | None = None
     about: str = ""
@@ -380,7 +384,14 @@ def _judge(data: Data, queries: Batch) -> Fields:
         alone = own_models(units.loss, data.train.take(queries.users))
     models = [arrays["fitted"], alone, arrays["together"]]
     errors = [units.errors(part, test) for part in models[:2]]
-    return {"scores": np.stack([units.scores(part, test) for part in models], axis=1),
+    scores = np.stack([units.scores(part, test) for part in models], axis=1)
+    if "settings" in queries.shared:
+        sent = HandedAverage.of(unpacked(queries.shared["settings"]))
+        average = sent.at_home(data.given[1].take(queries.users))
+        own = predicted(units, test.features, models[0][test.owner])
+        errors[0] = units.errors_of(average.predict(test.features, test.owner, own)[0], test)
+        scores[:, 0] = units.scores_of(errors[0], test)
+    return {"scores": scores,
             "worse": worse_than_alone(errors[0], errors[1], test).astype(float)}
 
 
@@ -445,7 +456,7 @@ def _evidence(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
 def _around(loss: Loss, parts: list[Users], queries: Batch) -> Fields:
     covariances = square(queries.shared["covariance"], loss.dim(parts[0]))
     answers = [expanded(loss, part, Around(queries.arrays["centre"][:, k], covariances[k]))
-               for k, part in enumerate(parts)]
+               for k, part in enumerate(parts[:len(covariances)])]
     values, gradients = (np.stack(part, axis=1) for part in zip(*answers, strict=True))
     return {"values": _finite(values), "gradient": np.nan_to_num(gradients, posinf=0.0, neginf=0.0)}
 
@@ -462,6 +473,13 @@ def _fit(data: Data, queries: Batch) -> Answer:
     parts = [part.take(queries.users) for part in (data.samples.users.data, data.train)
              if part is not None]
     return _FIT[queries.kind](data.loss, parts, queries), {}
+
+
+def _average(data: Data, queries: Batch) -> Answer:
+    """What an average asks; see `coterie.fitting.columns`."""
+    part, stage = (int(queries.shared[name]) for name in ("rank", "stage"))
+    question = QUESTIONS[stage].of(unpacked(queries.shared["settings"]))
+    return question.answer(data.given[part].take(queries.users), queries.arrays), {}
 
 
 def _join(data: Data, queries: Batch) -> Answer:
@@ -504,7 +522,7 @@ _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     **dict.fromkeys(_FIT, _fit), "describe": _describe, "local": _local,
     "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train, "certify": _certify,
     "score": _score, "moments": _moments,
-    "join": _join,
+    "join": _join, "average": _average,
     "release": _release,
     # That the users have what they need; their models stay with them.
     "home": lambda data, queries: ({"who": np.zeros(len(queries), dtype=np.int64)}, {}),

@@ -25,8 +25,7 @@ from coterie.federated.algorithms.newton import Newton
 from coterie.federated.fit import fit_federation
 from coterie.federated.private.policy import Privacy
 from coterie.federated.run import check_start, in_process, run_federation, run_path
-from coterie.federated.runtimes.in_process import Faults
-from coterie.federated.runtimes.nodes import LocalNodes
+from coterie.federated.runtimes.in_process import Faults, LocalNodes
 from coterie.federated.session import Round
 from coterie.federated.settings import Deployment, FederationSettings, complete
 from coterie.fitting.result import Fit, TableSource

@@ -21,7 +21,7 @@ from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.labels import many
 from coterie.base.storage import pack, unpack, write_atomically
 from coterie.base.types import Array, Ints
-from coterie.data.condensed import SecondMoments
+from coterie.data.moments import SecondMoments
 from coterie.data.users import Split
 from coterie.data.validation import show
 from coterie.federated.agreement import Agreement, Carrier, write_agreement

@@ -19,11 +19,11 @@ from coterie.convex.choice import best_mean
 from coterie.convex.consensus import lam_max
 from coterie.convex.path import Path
 from coterie.data.users import Users
-from coterie.federated.algorithms.base import Algorithm, Federation
+from coterie.federated.algorithms.base import Algorithm, Federation, Runtime
 from coterie.federated.algorithms.newton import Newton, NewtonState
 from coterie.federated.algorithms.proof import Proof
 from coterie.federated.client import Data
-from coterie.federated.runtimes.in_process import Faults, LocalRuntime, Runtime
+from coterie.federated.runtimes.in_process import Faults, LocalRuntime
 from coterie.federated.session import Round
 from coterie.federated.settings import FederationSettings
 from coterie.federated.stages import Stages

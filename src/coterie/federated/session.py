@@ -28,7 +28,7 @@ from coterie.base.storage import open_private, pack, private_folder, unpack, wri
 from coterie.base.types import Array, Flags
 from coterie.data.validation import show
 from coterie.federated import plausible
-from coterie.federated.algorithms.base import Method, Participation, Replies
+from coterie.federated.algorithms.base import Method, Participation, Replies, Runtime
 from coterie.federated.protocol.ledger import Entry, Ledger
 from coterie.federated.protocol.messages import (
     REFUSES,
@@ -40,7 +40,6 @@ from coterie.federated.protocol.messages import (
     merge,
     misfit,
 )
-from coterie.federated.runtimes.in_process import Runtime
 from coterie.federated.screen import Refusals, Screen
 
 log = logging.getLogger("coterie.federated")

@@ -167,7 +167,7 @@ class Deployment:
     lam, lams : "auto", a number, or several as text; see `FederationSettings`.
     n_lams, ratio, weights, participation, tol, max_rounds, patience, seed : see
         `FederationSettings`.
-    max_groups, count : of a fit; see `Settings`.
+    max_groups, count, average, curves, scale : of a fit; see `Settings`.
     checkpoint, every : a folder, by default in `out`; how many rounds lie between two saves.
     n_users : how many users to wait for before the first round; 0 for those there at the start.
     max_users : how many users one node may hold; a node that says it holds more is set aside.
@@ -218,6 +218,9 @@ class Deployment:
     weights: str = ""
     max_groups: int = 0
     count: Any = Settings.count
+    average: str = Settings.average
+    curves: str = Settings.curves
+    scale: str = Settings.scale
     participation: float = 1.0
     tol: float = 1e-6
     max_rounds: int = 0
@@ -334,6 +337,7 @@ class Deployment:
                                    f"lam a number, for example --lam 0.05, or leave {key} out")
         n_lams = Settings.n_lams if self.n_lams == "auto" else int(self.n_lams)
         return Settings(loss=self.loss, ridge=self.ridge, n_lams=n_lams, count=self.count,
+                        average=self.average, curves=self.curves, scale=self.scale,
                         max_groups=int(self.max_groups) or None, tol=float(self.tol),
                         holdout=self.holdout, seed=int(self.seed),
                         standardize=self.scaled(table=True))

@@ -21,10 +21,9 @@ import numpy as np
 
 from coterie.base.errors import Incompatible, InvalidInput
 from coterie.base.types import Array
-from coterie.federated.algorithms.base import Algorithm, Federation, State
+from coterie.federated.algorithms.base import Algorithm, Federation, Runtime, State
 from coterie.federated.algorithms.proof import Proof, Survey, duals_for
 from coterie.federated.protocol.messages import digest, square
-from coterie.federated.runtimes.in_process import Runtime
 from coterie.federated.screen import Screen
 from coterie.federated.session import Round, Session, uninterrupted
 from coterie.federated.settings import FederationSettings

@@ -18,7 +18,6 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Ints
 from coterie.data.users import Users
-from coterie.fitting.basis import Basis
 from coterie.fitting.candidates import Working
 from coterie.fitting.units import INTERCEPT, Units
 from coterie.groups.hierarchy import Estimate, Form, ModelSums, learn
@@ -26,7 +25,9 @@ from coterie.losses import losses_for, name_of
 
 _NORMAL = 1.959964  # quantile of the standard normal distribution at 0.975
 _ROUNDS, _SETTLED, _STEPS = 3000, 1e-10, 60
+_VARIES = 1e-6  # variance inside users over the whole, from which a column varies there
 _WIDEST = 60  # features up to which there is a summary
+_COMBINED = 1e-7  # of a column, relative to it, that is left of a combination of others
 
 
 class Coefficient(NamedTuple):
@@ -96,6 +97,8 @@ class CentreSummary:
                       f"{'z':>8} {'2.5 %':>12} {'97.5 %':>12}"]
             lines += [f"{one.name:{wide}} {one.value:12.5g} {one.error:12.5g} "
                       f"{one.value / max(one.error, 1e-300):8.2f} {one.low:12.5g} {one.high:12.5g}"
+                      if np.isfinite(one.error) else
+                      f"{one.name:{wide}} not determined: these rows give it by other columns"
                       for one in self.coefficients if one.group == part.group]
             if part.names:
                 lines.append("Standard deviations between users:")
@@ -143,13 +146,16 @@ def summarise_centres(units: Units, users: Users, labels: Ints, kind: str, *,
         some = users.take(np.flatnonzero(labels == c))
         estimate = _estimate(units, some, personal=kind.startswith("personal"))
         turn, shift = _to_given(units)
-        values, C = turn @ estimate.mean + shift, turn @ estimate.error @ turn.T
+        told = turn[:, estimate.form.columns]
+        values, C = told @ estimate.mean + shift, told @ estimate.error @ told.T
+        errors = np.full(len(values), np.inf)
+        errors[estimate.form.columns] = np.sqrt(np.diag(C))[estimate.form.columns]
         names = [INTERCEPT, *units.feature_names]
-        for name, value, error in zip(names, values, np.sqrt(np.diag(C)), strict=True):
+        for name, value, error in zip(names, values, errors, strict=True):
             reach = _NORMAL * float(error)
             coefficients.append(Coefficient(c, name, float(value), float(error),
                                             float(value) - reach, float(value) + reach))
-        p = estimate.form.personal
+        p = estimate.form.columns[estimate.form.personal]
         own = turn[np.ix_(p, p)]
         groups.append(GroupPart(c, some.n_users, some.n_samples, tuple(names[j] for j in p),
                                 own @ estimate.variances.covariance @ own.T,
@@ -162,10 +168,14 @@ def _estimate(units: Units, users: Users, *, personal: bool) -> Estimate:
     """The mixed model of a group, in the solver's units."""
     assert users.targets is not None
     columns = np.concatenate([np.ones((users.n_samples, 1)), users.features], axis=1)
-    varies = np.flatnonzero(Basis.learn(users.features, users.offsets).varies)
+    known = _determined(columns)
+    inside = users.moments().m2.sum(axis=0) / max(users.n_samples, 1)
+    spread = users.features.var(axis=0)
+    varies = np.flatnonzero(inside > _VARIES * np.where(spread > 0, spread, 1.0))
     own = np.concatenate([[0], 1 + varies]) if personal and users.n_users > 1 else np.zeros(0)
-    form = Form(np.arange(columns.shape[1]), np.zeros(columns.shape[1], dtype=np.int64),
-                own.astype(np.int64), np.zeros(len(own), dtype=np.int64))
+    own = np.flatnonzero(np.isin(known, own))
+    form = Form(known, np.zeros(len(known), dtype=np.int64), own,
+                np.zeros(len(own), dtype=np.int64))
     if units.task == "regression":
         sums = ModelSums.of(columns, users.targets, users.offsets)
         return learn(sums, form, rounds=_ROUNDS, settled=_SETTLED, priors=0.0)
@@ -180,6 +190,20 @@ def _estimate(units: Units, users: Users, *, personal: bool) -> Estimate:
     mean_part[0] += centre
     return Estimate(form, estimate.variances, mean_part, estimate.error, estimate.personal,
                     estimate.spread, estimate.follows, estimate.evidence)
+
+
+def _determined(columns: Array) -> Ints:
+    """Positions of columns that are no combination of columns before them."""
+    sizes = np.linalg.norm(columns, axis=0)
+    left = columns / np.where(sizes > 0, sizes, 1.0)
+    kept = []
+    for j in range(columns.shape[1]):
+        rest = float(np.linalg.norm(left[:, j]))
+        if rest > _COMBINED:
+            kept.append(j)
+            axis = left[:, j] / rest
+            left[:, j + 1:] -= np.outer(axis, axis @ left[:, j + 1:])
+    return np.array(kept, dtype=np.int64)
 
 
 def _to_given(units: Units) -> tuple[Array, Array]:

@@ -18,9 +18,8 @@ from coterie.base.types import Array, Ints
 from coterie.convex.path import Path
 from coterie.data.users import Users
 from coterie.fitting.kinds import Sharing, choose, choose_wide
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.sources import FitSource
-from coterie.fitting.work import Work
 from coterie.groups.find import describe_better, describe_sizes
 from coterie.groups.random_effects import search_summaries
 from coterie.groups.search import SearchOptions, SearchResult, kind_of, search, search_parts
@@ -56,7 +55,10 @@ class Chosen:
     def state(self) -> dict[str, Any]:
         """What was chosen, as arrays, numbers and texts."""
         shared, one = self.sharing, None if self.known is None else self.known.one
-        return {"labels": self.labels, "sentence": self.sentence, "kind": shared.kind,
+        near = {} if self.known is None else {
+            f"near {k}": self.known.near.get(labels.tobytes())
+            for k, labels in enumerate((np.zeros_like(shared.labels), shared.labels))}
+        return {**near, "labels": self.labels, "sentence": self.sentence, "kind": shared.kind,
                 "groups": shared.labels, "covariance": shared.covariance, "gain": shared.gain,
                 "noise": shared.noise, "means": self.means, "errors": self.errors,
                 "models": self.models,
@@ -72,8 +74,11 @@ class Chosen:
                           arrays["covariance"], count, float(state["gain"]), arrays["noise"])
         if known is not None and state["one"] is not None:
             one = dict(state["one"])
-            known = replace(known, one=OneCentre(covariance=np.asarray(one.pop("covariance")),
-                                                 **one))
+            near = {labels.tobytes(): np.asarray(state[f"near {k}"]) for k, labels in
+                    enumerate((np.zeros_like(sharing.labels), sharing.labels))
+                    if state[f"near {k}"] is not None}
+            known = replace(known, near=near, one=OneCentre(
+                covariance=np.asarray(one.pop("covariance")), **one))
         return cls(np.asarray(state["labels"], dtype=np.int64), str(state["sentence"]), sharing,
                    dict(state["means"]), dict(state["errors"]), known, None, arrays["models"])
 
@@ -150,6 +155,8 @@ def _describe(found: SearchResult) -> str:
     if kind_of(best) == "one centre with spread":
         return (f"Users differ, but continuously: no groups stand out (none of {many} descriptions "
                 f"of the {n} users is better than one centre with a spread of models).")
+    if best.n_groups == n:
+        return f"No two of the {n} users are alike: every model differs clearly from the others."
     one = min(p.length for p in found.examined if not p.labels.any())
     within = " Models also vary within groups." if best.spread is not None else ""
     return (f"{best.n_groups} groups of {describe_sizes(best.labels)} users "

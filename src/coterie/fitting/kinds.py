@@ -39,10 +39,10 @@ from coterie.base.labels import group_sums
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants, Users
 from coterie.fitting.settings import Settings
-from coterie.groups.dispersion import without_ridge
+from coterie.groups.noise import without_ridge
 from coterie.groups.random_effects import learn_spread
 from coterie.groups.summaries import Summaries, spread_within
-from coterie.groups.wide_models import WideModels, fit_models
+from coterie.groups.wide import WideModels, fit_models
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.derived import Grouped, Weighted
 from coterie.losses.personal import PersonalSamples
@@ -95,6 +95,11 @@ class Sharing:
     def n_groups(self) -> int:
         """The number of groups."""
         return int(self.labels.max()) + 1
+
+    @property
+    def differ(self) -> bool:
+        """Whether no two users have equal models, and there is one group."""
+        return self.kind == "personal" and self.n_groups == 1
 
     def loss(self, loss: Loss, users: Users) -> Loss:
         """The loss of the centres of these users."""
@@ -449,10 +454,13 @@ def _compared(losses: Array, relative: bool) -> Array:
 
 
 def _doubtful(options: list[Sharing], clear: float = _CLEAR) -> Flags:
-    """(n_options,) True for one model where the evidence of all rows speaks against it."""
-    differ = any(option.kind == "groups" or (option.kind == "personal" and option.gain > clear)
-                 for option in options)
-    return np.array([differ and option.kind == "one model" for option in options])
+    """(n_options,) True where the evidence of all rows speaks against an option: groups that were
+    found against one centre, with or without spread, and spread against one model.
+    """
+    grouped = any(option.kind == "groups" for option in options)
+    spread = any(option.kind == "personal" and option.gain > clear for option in options)
+    return np.array([(grouped and option.kind in ("one model", "personal"))
+                     or (spread and option.kind == "one model") for option in options])
 
 
 def _simplest(judged: Array, doubtful: Flags, size: float | None = None) -> int:

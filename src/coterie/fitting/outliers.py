@@ -13,12 +13,9 @@ variance, is kept and reported.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from coterie.base.types import Indices
-from coterie.data.splitting import offsets_of
 from coterie.data.users import Users
 from coterie.data.validation import show
 from coterie.fitting.settings import Settings
@@ -53,10 +50,7 @@ def without_far_targets(users: Users, settings: Settings) -> tuple[Users, list[s
         left = users.counts - np.bincount(users.owner[far], minlength=users.n_users)
         far &= left[users.owner] > 0
         if far.any():
-            rows, counts = np.flatnonzero(~far), np.where(left > 0, left, users.counts)
-            kept = replace(users, features=users.features[rows], targets=y[rows],
-                           offsets=offsets_of(counts))
-            return kept, \
+            return users.keep_rows(~far), \
                 [_left_out(users, np.flatnonzero(far),
                            "poisson" if settings.task == "counts" else "squared")]
     if ranks[-1] == 0 or len(y) < _FEW or settings.loss == "huber" or settings.task == "counts":

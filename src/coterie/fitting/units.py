@@ -21,7 +21,7 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import sum_zero_basis
 from coterie.base.types import Array, Ints
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.data.summary import TASKS, Task
 from coterie.data.users import Moments, Users
 from coterie.fitting.settings import Settings

@@ -11,7 +11,7 @@
    description: if many users have few samples, complete groups appear only this way. The cuts of a
    tree of the local models, shrunk to one centre, are proposals, too. Losses that are not quadratic
    are replaced by second-order models (`coterie.groups.summaries`). Of more than 300 users a sample
-   proposes, as in `coterie.groups.sampling`.
+   proposes, as in `coterie.groups.proposals`.
 3. Each partition is improved by merging groups and moving users while its description length
    decreases, as defined in `coterie.groups.partitions`. Three kinds of description are compared,
    and the shortest is the result:
@@ -26,7 +26,7 @@
 
    So groups are reported only if they describe the data better than models that vary continuously.
 
-The noise is estimated as in `coterie.groups.dispersion`: the variance of real targets, the
+The noise is estimated as in `coterie.groups.noise`: the variance of real targets, the
 overdispersion of counts, and pseudo-targets if real targets have heavy tails. The variance of
 points with one sample each is unknown and taken as 1: scale them so that the spread within a group
 is 1. The squared hinge is used as if it were a log-likelihood.
@@ -53,7 +53,7 @@ from coterie.base.machine import require_memory
 from coterie.base.types import Array, Ints
 from coterie.convex.path import Path, solve_path
 from coterie.data.frames import users_frame
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.data.users import Users
 from coterie.groups.random_effects import search_summaries
 from coterie.groups.search import (
@@ -65,8 +65,7 @@ from coterie.groups.search import (
     search_parts,
 )
 from coterie.groups.summaries import RowsSource, summarise
-from coterie.groups.wide import WideSearch, search_wide
-from coterie.groups.wide_models import fit_models
+from coterie.groups.wide import WideSearch, fit_models, search_wide
 from coterie.losses import (
     Logistic,
     Loss,

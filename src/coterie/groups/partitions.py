@@ -63,6 +63,7 @@ class Partition:
     lam : the point of the path that the labels come from, if any.
     spread : the spread of the models within groups, if any.
     cost : what moves and assignments of users add to the length.
+    within : of wide models, their variance around that of their group.
     """
 
     labels: Ints
@@ -70,6 +71,7 @@ class Partition:
     lam: float | None = None
     spread: Spread | None = None
     cost: float = 0.0
+    within: float = 0.0
 
     @property
     def n_groups(self) -> int:
@@ -351,6 +353,11 @@ class Merging:
         return a[least], b[least]
 
 
+#: Groups with a spread within, known from a sample of users: its covariance, their centres and
+#: sizes.
+SpreadCut = tuple[Array, Array, Ints]
+
+
 class ModelTree:
     """Ward's tree (1963) of the models of the users around one centre.
 
@@ -450,7 +457,7 @@ class ModelTree:
             length = len(sizes) * cost - likelihood
             if length > least - 0.1:
                 break
-            least, chosen = length, SpreadCut(t * np.eye(self.judge.dim), centres, sizes)
+            least, chosen = length, (t * np.eye(self.judge.dim), centres, sizes)
             t, labels = alike.next(t, centres[labels]), check_labels(values.argmax(axis=1), n)
         return least, chosen
 
@@ -462,17 +469,9 @@ class ModelTree:
 
     def labels_of(self, cut: SpreadCut) -> Ints:
         """The most likely group of every user."""
-        values = self.judge.expansions.marginal(cut.covariance)[0].values(cut.centres) \
-            + np.log(cut.sizes)
+        covariance, centres, sizes = cut
+        values = self.judge.expansions.marginal(covariance)[0].values(centres) + np.log(sizes)
         return check_labels(values.argmax(axis=1), self.judge.n)
-
-
-class SpreadCut(NamedTuple):
-    """Groups with a spread within, known from a sample of users."""
-
-    covariance: Array
-    centres: Array
-    sizes: Ints
 
 
 def sums_of_nodes(leaves: Expansions, links: Array) -> Expansions:

@@ -32,8 +32,13 @@ import numpy as np
 
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Users
-from coterie.groups.dispersion import dispersion, has_outliers, without_outliers, without_ridge
-from coterie.groups.noise import noise_of_users
+from coterie.groups.noise import (
+    dispersion,
+    has_outliers,
+    noise_of_users,
+    without_outliers,
+    without_ridge,
+)
 from coterie.groups.spread import Expansions, project, total
 from coterie.groups.summaries import Summaries, intercepts_of
 from coterie.losses import Loss

@@ -17,8 +17,14 @@ from coterie.base.types import Array, Ints
 from coterie.convex.path import Path
 from coterie.data.users import Participants
 from coterie.groups.partitions import Judge, ModelTree, Partition
-from coterie.groups.proposals import WithRidge, nearest_users, proposals_of, search_path
-from coterie.groups.sampling import sample_of, split_off
+from coterie.groups.proposals import (
+    WithRidge,
+    nearest_users,
+    proposals_of,
+    sample_of,
+    search_path,
+    split_off,
+)
 from coterie.groups.spread import Spread, intercept_spread
 from coterie.groups.summaries import Source, Summaries, ask_evidence
 from coterie.losses import Loss
@@ -41,6 +47,8 @@ _UNSURE = 0.15  # what lengths by second-order models may be wrong by, over the 
 _KEPT = 6  # partitions that are proposed to another search
 _ASKED = 3  # partitions whose likelihood users are asked for
 
+#: Partitions, and what moves cost in each.
+Proposals = tuple[tuple[Ints, float], ...]
 Kind = Literal["one model", "one centre with spread", "groups"]
 
 
@@ -48,7 +56,7 @@ Kind = Literal["one model", "one centre with spread", "groups"]
 class SearchOptions:
     """What can be chosen in a search; see `find_groups`."""
 
-    proposals: tuple[tuple[Ints, float], ...] | None = None
+    proposals: Proposals | None = None
     max_groups: int | None = None
     n_lams: int = 60
     k: int = 5
@@ -68,17 +76,10 @@ class SearchResult(NamedTuple):
         return shortest(self.examined)
 
     @property
-    def proposals(self) -> tuple[tuple[Ints, float], ...]:
+    def proposals(self) -> Proposals:
         """The best partitions, and what moves cost in each, for another search on the same users.
         """
         return tuple((part.labels, part.cost) for part in _best(self.examined, _KEPT))
-
-
-class Sources(NamedTuple):
-    """Where proposals come from: a path, unless there are proposals already."""
-
-    path: Path
-    given: tuple[tuple[Ints, float], ...] | None
 
 
 def shortest(descriptions: Iterable[Partition]) -> Partition:
@@ -104,10 +105,9 @@ def kind_of(description: Partition) -> Kind:
 
 def search(known: Summaries, options: SearchOptions) -> SearchResult:
     """The search among users, by their summaries, with standardised features."""
-    judge = Judge.of(known)
+    judge, given = Judge.of(known), options.proposals
     path = propose(known.users, known.loss, known.certain, options)
-    sources = Sources(path, options.proposals)
-    found = SearchResult(_within_limit(lambda limit: _descriptions(judge, sources, limit),
+    found = SearchResult(_within_limit(lambda limit: _descriptions(judge, path, given, limit),
                                        options.max_groups), path)
     return found._replace(examined=[*found.examined, *_with_levels(known, judge, found, options)])
 
@@ -238,7 +238,8 @@ def _within_limit(descriptions: Callable[[int | None], list[Partition]],
     return [partition for partition in examined if kind_of(partition) != "one centre with spread"]
 
 
-def _descriptions(judge: Judge, sources: Sources, max_groups: int | None) -> list[Partition]:
+def _descriptions(judge: Judge, path: Path, given: Proposals | None,
+                  max_groups: int | None) -> list[Partition]:
     """All descriptions to compare: one model, one centre with spread, and partitions as proposed
     and improved.
     """
@@ -248,7 +249,7 @@ def _descriptions(judge: Judge, sources: Sources, max_groups: int | None) -> lis
         return [together]
     centre = judge.one_centre()
     assert centre.spread is not None
-    proposed = [partition for start, _ in _proposed(judge, sources, max_groups, centre.spread)
+    proposed = [partition for start, _ in _proposed(judge, path, given, max_groups, centre.spread)
                 for partition in _improved(judge, start.labels, start.length, start.lam)]
     tree, limit = _tree(judge, centre.spread), min(judge.n, max_groups or judge.n)
     known, best = {partition.labels.tobytes() for partition in proposed}, \
@@ -330,20 +331,20 @@ def _from_path(judge: Judge, path: Path, max_groups: int | None) -> list[tuple[P
         limit *= 2
 
 
-def _proposed(judge: Judge, sources: Sources, max_groups: int | None,
+def _proposed(judge: Judge, path: Path, given: Proposals | None, max_groups: int | None,
               centre: Spread) -> list[tuple[Partition, Partition]]:
     """As `_from_path`; where the path is that of a sample, its best proposals for all users, and
     rare groups added.
     """
     some, labels = sample_of(judge.n), list[tuple[Ints, float]]()
-    if sources.given is not None:
-        for each, cost in sources.given:
+    if given is not None:
+        for each, cost in given:
             kept, toll = judge.absorb(each, max_groups or judge.n)
             labels.append((kept, cost + toll))
     elif some is None:
-        return _from_path(judge, sources.path, max_groups)
+        return _from_path(judge, path, max_groups)
     else:
-        found = [improved for _, improved in _from_path(judge.take(some), sources.path, max_groups)]
+        found = [improved for _, improved in _from_path(judge.take(some), path, max_groups)]
         for part in _best(found, _EXAMINED):
             labels.append((judge.extended(part.labels, some), judge.move_cost(part.n_groups)))
     if some is not None:

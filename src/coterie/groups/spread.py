@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -48,18 +47,12 @@ _BLOCK = 100  # users whose matrices are computed at the same time
 _FLAT = 1e-9  # relative curvature added, so that directions without curvature do not matter
 
 
-class Factors(NamedTuple):
-    """curvature_i = floor_i I + factor_i factor_i', for users with fewer rows than coordinates."""
-
-    floors: Array  # (n,)
-    factors: Array  # (n, dim, rank)
-
-
-class Spectra(NamedTuple):
-    """curvature_i = sum_r scale_ir axis_ir axis_ir'."""
-
-    scales: Array  # (n, dim)
-    axes: Array  # (n, dim, dim) one axis in each row
+#: Floors (n,) and factors (n, dim, rank) with curvature_i = floor_i I + factor_i factor_i', for
+#: users with fewer rows than coordinates.
+Factors = tuple[Array, Array]
+#: Scales (n, dim) and axes (n, dim, dim), one in each row, with curvature_i = sum_r scale_ir
+#: axis_ir axis_ir'.
+Spectra = tuple[Array, Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +71,9 @@ class Expansions:
     curvatures: Array
 
     @classmethod
-    def at(cls, loss: Loss, samples: Samples, weights: Array, points: Array,
-           users: Indices | Ints | None = None) -> Expansions:
-        """The expansions of -weights_i f_i at points_i, of all users or of some."""
-        values, gradients, hessians = loss.evaluate(samples, points, 2, users)
+    def at(cls, loss: Loss, samples: Samples, weights: Array, points: Array) -> Expansions:
+        """The expansions of -weights_i f_i at points_i."""
+        values, gradients, hessians = loss.evaluate(samples, points, 2)
         curvatures = weights[:, None, None] * hessians
         products = _times(curvatures, points)
         slopes = products - weights[:, None] * gradients
@@ -92,34 +84,34 @@ class Expansions:
         """The expansions of some users."""
         return Expansions(self.constants[users], self.slopes[users],
                           self.curvatures[users])._knowing(
-            self, lambda low: Factors(low.floors[users], low.factors[users]),
-            lambda known: Spectra(known.scales[users], known.axes[users]))
+            self, lambda floors, factors: (floors[users], factors[users]),
+            lambda scales, axes: (scales[users], axes[users]))
 
     def scaled(self, factor: float) -> Expansions:
         """All log-likelihoods times a factor."""
         return Expansions(factor * self.constants, factor * self.slopes,
                           factor * self.curvatures)._knowing(
-            self, lambda low: Factors(factor * low.floors, factor**0.5 * low.factors),
-            lambda known: Spectra(factor * known.scales, known.axes))
+            self, lambda floors, factors: (factor * floors, factor**0.5 * factors),
+            lambda scales, axes: (factor * scales, axes))
 
     def weighted(self, weights: Array) -> Expansions:
         """The log-likelihood of every user times its weight."""
         return Expansions(weights * self.constants, weights[:, None] * self.slopes,
                           weights[:, None, None] * self.curvatures)
 
-    def _knowing(self, other: Expansions, factors: Callable[[Factors], Factors],
-                 spectra: Callable[[Spectra], Spectra]) -> Expansions:
+    def _knowing(self, other: Expansions, factors: Callable[[Array, Array], Factors],
+                 spectra: Callable[[Array, Array], Spectra]) -> Expansions:
         """The same, with factors and spectra that come from those of others."""
-        vars(self)["factors"] = None if other.factors is None else factors(other.factors)
+        vars(self)["factors"] = None if other.factors is None else factors(*other.factors)
         if "spectra" in vars(other):
-            vars(self)["spectra"] = spectra(other.spectra)
+            vars(self)["spectra"] = spectra(*other.spectra)
         return self
 
     @cached_property
     def spectra(self) -> Spectra:
         """The eigenvalues and eigenvectors of the curvatures."""
         scales, axes = np.linalg.eigh(self.curvatures)
-        return Spectra(np.maximum(scales, 0.0), np.ascontiguousarray(np.swapaxes(axes, 1, 2)))
+        return np.maximum(scales, 0.0), np.ascontiguousarray(np.swapaxes(axes, 1, 2))
 
     def values(self, centres: Array) -> Array:
         """(n, n_centres) the value of every user at every centre."""
@@ -155,7 +147,7 @@ class Expansions:
         rank = max(int((above > 1e-12 * scales[:, -1:]).sum(axis=1).max()), 1)
         if _LOW * rank > dim:
             return None
-        return Factors(floors, axes[:, :, -rank:] * np.sqrt(above[:, None, -rank:].clip(min=0.0)))
+        return floors, axes[:, :, -rank:] * np.sqrt(above[:, None, -rank:].clip(min=0.0))
 
     def marginal(self, covariance: Array) -> tuple[Expansions, Array]:
         """The evidence as a function of the centre, for models with this covariance, and V, (n,
@@ -204,9 +196,9 @@ class Expansions:
                                     M^-1) F'
             log det(I + A T) = log det(I + c T) + log det M
         """
-        F = low.factors
-        # Then S is the same for all.
-        floors = low.floors[:1] if (low.floors == low.floors[0]).all() else low.floors
+        floors, F = low
+        if (floors == floors[0]).all():  # then S is the same for all
+            floors = floors[:1]
         c, turned = floors[:, None, None], 1.0 + floors[:, None] * scales
         S = (axes * (scales / turned)[:, None, :]) @ axes.T
         W = S @ F
@@ -418,18 +410,15 @@ def total(marginal: Expansions, labels: Ints, centres: Array) -> float:
 
 
 def find_modes(loss: Loss, samples: Samples, weights: Array, centres: Array, covariance: Array,
-               start: Array,
-               users: Indices | Ints | None = None) -> Array:
+               start: Array) -> Array:
     """minimise_x weights_i f_i(x) + (x - centres_i)' T^-1 (x - centres_i) / 2 for each user, to a
     few digits.
-
-    The rows of all arrays are those of `users`; of all users by default.
     """
     precision = np.linalg.inv(covariance)
 
     def evaluate(rows: Indices, x: Array, order: int) -> tuple[Array, Array, Array]:
         with np.errstate(over="ignore", invalid="ignore"):  # trial points
-            f, g, h = loss.evaluate(samples, x, order, rows if users is None else users[rows])
+            f, g, h = loss.evaluate(samples, x, order, rows)
             f = weights[rows] * f
             g = weights[rows][:, None] * g if order > 0 else g
             h = weights[rows][:, None, None] * h if order > 1 else h

@@ -27,10 +27,11 @@ import numpy as np
 from coterie.base.labels import group_sums
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.users import Participants, Users
-from coterie.groups.dispersion import dispersion, without_ridge
+from coterie.groups.noise import dispersion, without_ridge
 from coterie.groups.spread import Expansions, extrapolate
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.derived import Quadratic
+from coterie.losses.personal import PersonalSamples
 
 _ROUNDS = 2  # summaries that the one centre is learned from
 _START = 0.3  # variance of models around the first centre
@@ -45,6 +46,8 @@ _STEPS, _SETTLED = 200, 1e-3  # rounds of EM, and the gain in evidence that ends
 _LONGEST = 16.0  # factor by which an EM step is extrapolated, at most
 # Users that T is learned from, at least; and numbers that may be multiplied for it in a step.
 _SAMPLE, _WORK = 200, 5e6
+# Decrement, relative to the objective, after which models for the evidence take one more step.
+_ENOUGH = 1e-9
 _NOTHING = 1e-9  # variance of models that do not differ
 
 
@@ -136,7 +139,8 @@ class Summaries:
     n_eff : number of rows that carry information.
     intercepts : (dim,) which coordinates are intercepts.
     one : the stable model that summaries were taken around; None for squared losses.
-    told : (n_users,) log-likelihoods that users told, by the labels of groups that share a model.
+    told, near : by the labels of groups that share a model, (n_users,) log-likelihoods that users
+        told, and (n_groups, dim) the models of which.
     prior : (dim,) precision of the prior of centres.
     noises : (n_users,) the noise of each user over s; None where it is equal for all.
     """
@@ -149,8 +153,10 @@ class Summaries:
     n_eff: float
     intercepts: Flags
     one: OneCentre | None = None
-    # (n_users,) log-likelihoods that users told, by the groups that share a model.
+    # By the groups that share a model, (n_users,) log-likelihoods that users told, and (n_groups,
+    # dim) the models they are of.
     told: dict[bytes, Array] = field(default_factory=dict, repr=False)
+    near: dict[bytes, Array] = field(default_factory=dict, repr=False)
     prior: Array = field(default_factory=lambda: np.zeros(0))
     noises: Array | None = None
 
@@ -277,8 +283,7 @@ class _Working(NamedTuple):
             s   = sum of [squares at x_i + tr(A cov(x_i)) s] / rows
         """
         n, dim = self.loss.point.shape
-        most = min(n, max(_SAMPLE, int(_WORK / dim**3)))
-        some = np.unique(np.linspace(0, n - 1, most).astype(np.int64))
+        some = _sampled(n, dim)
         rows, near = self.sizes[some].astype(float), self.loss
         H = rows[:, None, None] * near.hessian[some]
         slopes, points = rows[:, None] * near.gradient[some], near.point[some]
@@ -346,7 +351,9 @@ def ask_evidence(source: Source, summaries: list[Summaries],
     By part the summaries with T scaled, and (n_users, n_others) the evidence of the others.
     """
     everyone = np.zeros(summaries[0].users.n_users, dtype=np.int64)
-    shared = [[everyone, *(labels for labels, T in wanted if T is None)] for wanted in others]
+    shared = [list({labels.tobytes(): labels for labels in
+                    (everyone, *(labels for labels, T in wanted if T is None))}.values())
+              for wanted in others]
     varied = [[*((everyone, c * known.one.covariance) for c in _SCALES if known.one is not None),
                *((labels, T) for labels, T in wanted if T is not None)]
               for known, wanted in zip(summaries, others, strict=True)]
@@ -368,9 +375,12 @@ def ask_evidence(source: Source, summaries: list[Summaries],
                             for labels, models, step in zip(equal, each, some, strict=True)
                             for length in _LENGTHS], 0)
         for known, equal, each, some in zip(summaries, shared, starts, steps, strict=True)])
-    return [_learned(known, equal, each, told, more.evidence)
-            for known, equal, each, told, more in zip(summaries, shared, others, first, second,
-                                                      strict=True)]
+    tried = [[[models + length * step for length in (0.0, *_LENGTHS)]
+              for models, step in zip(each, some, strict=True)]
+             for each, some in zip(starts, steps, strict=True)]
+    return [_learned(known, equal, models, each, told, more.evidence)
+            for known, equal, models, each, told, more in zip(summaries, shared, tried, others,
+                                                              first, second, strict=True)]
 
 
 def _nothing(known: Summaries) -> Array:
@@ -385,16 +395,20 @@ def _hypotheses(known: Summaries, described: list[tuple[Ints, Array, Array]],
                       np.stack([T for _, _, T in described]), known.noise, n_slopes)
 
 
-def _learned(known: Summaries, shared: list[Ints], others: list[tuple[Ints, Array | None]],
-             first: Told, second: Array) -> tuple[Summaries, Array]:
-    """The summaries with T scaled by the answers, and the evidence of the others."""
+def _learned(known: Summaries, shared: list[Ints], models: list[list[Array]],
+             others: list[tuple[Ints, Array | None]], first: Told,
+             second: Array) -> tuple[Summaries, Array]:
+    """The summaries with T scaled by the answers, and the evidence of the others; `models` of
+    groups are those that were tried.
+    """
     assert known.one is not None
-    told = {}
+    told, near = dict[bytes, Array](), dict[bytes, Array]()
     for k, labels in enumerate(shared):  # of each group, the best model
         tried = np.column_stack([first.evidence[:, k],
                                  second[:, k * len(_LENGTHS):(k + 1) * len(_LENGTHS)]])
-        best = group_sums(tried, labels).argmax(axis=1)[labels]
-        told[labels.tobytes()] = tried[np.arange(len(labels)), best]
+        best = group_sums(tried, labels).argmax(axis=1)
+        told[labels.tobytes()] = tried[np.arange(len(labels)), best[labels]]
+        near[labels.tobytes()] = np.stack(models[k])[best, np.arange(len(best))]
     together = told[np.zeros(len(shared[0]), dtype=np.int64).tobytes()]
     varied = first.evidence[:, len(shared):]
     scales = varied[:, :len(_SCALES)].sum(axis=0)
@@ -403,23 +417,31 @@ def _learned(known: Summaries, shared: list[Ints], others: list[tuple[Ints, Arra
     rest = iter(varied.T[len(_SCALES):])
     evidence = [told[labels.tobytes()] if T is None else next(rest) for labels, T in others]
     columns = np.stack(evidence, axis=1) if evidence else np.zeros((len(together), 0))
-    return replace(known, one=one, told=told), columns
+    return replace(known, one=one, told=told, near=near), columns
 
 
 def spread_within(known: Summaries, labels: Ints) -> Array:
     """(dim, dim) the covariance of models around the centres of groups, by EM as for one centre."""
     assert known.one is not None
-    T = 0.1 * known.one.covariance
+    T, some = 0.1 * known.one.covariance, _sampled(len(labels), len(known.intercepts))
+    expansions = known.expansions.take(some)
+    labels = np.unique(labels[some], return_inverse=True)[1].astype(np.int64)
     for _ in range(_STEPS):
-        marginal, V = known.expansions.marginal(T)
+        marginal, V = expansions.marginal(T)
         sums = marginal.sums(labels)
         held = sums.curvatures + known.precision(len(sums.slopes))
         centres = np.asarray(np.linalg.solve(held, sums.slopes[..., None])[..., 0])
-        moment = known.expansions.second_moment(centres[labels], V)
+        moment = expansions.second_moment(centres[labels], V)
         before, T = T, _with_prior(moment, len(labels))
         if np.abs(T - before).max() <= 1e-3 * np.abs(T).max():
             break
     return T
+
+
+def _sampled(n: int, dim: int) -> Ints:
+    """Positions of users that a covariance is learned from: of many users some."""
+    most = min(n, max(_SAMPLE, int(_WORK / dim**3)))
+    return np.unique(np.linspace(0, n - 1, most).astype(np.int64))
 
 
 def _with_prior(moment: Array, n: int) -> Array:
@@ -476,7 +498,10 @@ def evidence_of(loss: Loss, users: Users, asked: Hypotheses) -> Told:
     for k, covariance in enumerate(asked.covariances):
         centres = asked.centres[:, k]
         outer = Personal(plain, covariance=covariance, scale=1.0 / np.maximum(weights, 1e-300))
-        modes = outer.own_models(outer.prepare(users), centres)
+        prepared = outer.prepare(users)
+        if isinstance(prepared, PersonalSamples):
+            prepared = replace(prepared, enough=_ENOUGH)
+        modes = outer.own_models(prepared, centres)
         marginal = Expansions.at(plain, samples, weights, modes).marginal(covariance)[0]
         columns.append(marginal.at_own(centres))
         if k < asked.n_slopes:

@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.base.labels import check_labels, one_group
+from coterie.base.labels import check_labels, group_sums, one_group
 from coterie.base.machine import require_memory
 from coterie.base.types import Array, Ints
 from coterie.data.users import Users
-from coterie.groups.wide_models import fit_models
+from coterie.groups.partitions import Partition
 from coterie.losses import Loss, Samples
 from coterie.losses.curvature import RowCurvature
 
@@ -48,6 +48,8 @@ _EXPANDED = 3  # how often quadratics are computed, each time at a better pooled
 _PRIORS = tuple(np.geomspace(1e-7, 10.0, 41).tolist())  # tried variances of coefficients
 _VARIANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of users' models, the first ones tried
 _LEAST = 1e-8  # variance
+# Of L-BFGS: most steps, the gradient at the end over that at zero, and steps that are remembered.
+_STEPS, _ACCURATE, _MEMORY = 600, 1e-5, 12
 # Tried variances of targets that have variance 1.
 _NOISES = tuple(np.geomspace(0.01, 1.0, 16).tolist())
 
@@ -142,27 +144,6 @@ class UserQuadratics:
 
 
 @dataclass(frozen=True, eq=False)
-class WideDescription:
-    """A description of the users.
-
-    Parameters
-    ----------
-    labels : (n_users,) the groups.
-    length : the description length in nats.
-    within : the variance of users' models around that of their group.
-    """
-
-    labels: Ints
-    length: float
-    within: float = 0.0
-
-    @property
-    def n_groups(self) -> int:
-        """The number of groups."""
-        return int(self.labels.max()) + 1
-
-
-@dataclass(frozen=True, eq=False)
 class WideSearch:
     """What a search among users with wide models found.
 
@@ -174,13 +155,13 @@ class WideSearch:
     noise : the dispersion.
     """
 
-    examined: list[WideDescription]
+    examined: list[Partition]
     models: Array
     variance: float
     noise: float
 
     @property
-    def best(self) -> WideDescription:
+    def best(self) -> Partition:
         """The shortest description."""
         return min(self.examined, key=lambda description: description.length)
 
@@ -273,11 +254,11 @@ def search_wide(users: Users, loss: Loss, max_groups: int | None = None,
                               users if loss.gaussian else None)
     alone = bare.around(0.0, noise)
     evidence, everyone = _Evidence(alone, point, prior), np.zeros(n, dtype=np.int64)
-    examined = [WideDescription(everyone, evidence.length(evidence.centre(alone.total)[0], everyone,
+    examined = [Partition(everyone, evidence.length(evidence.centre(alone.total)[0], everyone,
                                                           0))]
     spread = bare.around(variance, noise)
     value, centre = evidence.centre(spread.total)
-    examined.append(WideDescription(everyone, evidence.length(value, everyone, 1), variance))
+    examined.append(Partition(everyone, evidence.length(value, everyone, 1), within=variance))
     # Users who have few rows in many columns show no variance of their own, but groups of them may.
     shown = bare.around(max(variance, 1.0 / np.mean([d.mean() for d, _ in alone.factors])), noise)
     models = (point + shown.models(np.broadcast_to(centre, alone.slopes.shape))).reshape(n, -1)
@@ -368,7 +349,7 @@ def _spread(bare: UserQuadratics, point: Array, prior: float, noise: float,
 
 
 def _partitions(evidence: _Evidence, models: Array, within: float, limit: int,
-                progress: Callable[[int], None] | None) -> list[WideDescription]:
+                progress: Callable[[int], None] | None) -> list[Partition]:
     """Partitions into 2, 3, ... groups: those of users' models in their largest principal
     components, and improved.
 
@@ -379,18 +360,18 @@ def _partitions(evidence: _Evidence, models: Array, within: float, limit: int,
     n, users = len(models), evidence.users.around(within)
     values, axes = np.linalg.eigh((models - models.mean(axis=0)) @ (models - models.mean(axis=0)).T)
     scores = axes[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
-    found: list[WideDescription] = []
+    found: list[Partition] = []
     between, waited = _BETWEEN[len(_BETWEEN) // 2], 0
     for count in range(2, limit + 1):
         labels = check_labels(fcluster(linkage(scores[:, :max(count - 1, 1)], "ward"), count,
                                        "maxclust"), n)
-        best: WideDescription | None = None
+        best: Partition | None = None
         for _ in range(_ROUNDS):
             groups = _Groups(evidence, users, labels, between if best else None)
             length = evidence.length(groups.evidence, labels, 1 + (within > 0)) + float(np.log(n))
             if best is not None and not length < best.length:
                 break
-            best, between = WideDescription(labels, length, within), groups.between
+            best, between = Partition(labels, length, within=within), groups.between
             labels = check_labels(groups.likeliest(), n)
             if np.array_equal(labels, best.labels) or not labels.any():
                 break
@@ -448,3 +429,75 @@ def _at(users: UserQuadratics, user: int, model: Array) -> float:
     d, Q = users.factors[user]
     return float(users.constants[user] + (users.slopes[user] * model).sum() - 0.5
                  * (d @ (Q @ model) ** 2).sum())
+
+
+# Wide models of users and of groups by L-BFGS: quick, and exact to a few digits, for what no
+# certificate judges.
+
+
+class WideModels(NamedTuple):
+    """The models of users around the centres of their groups."""
+
+    models: Array  # (n_users, dim)
+    centres: Array  # (n_groups, dim)
+
+
+def fit_models(loss: Loss, samples: Samples, labels: Ints, weights: Array,
+               prices: Array | None = None,
+               start: Array | None = None, accurate: float = _ACCURATE) -> WideModels:
+    """Models and centres.
+
+        minimise over models x and centres z   sum_i weights_i (f_i(x_i) + prices_i / 2 ||x_i -
+                                               z_i||^2)
+
+    Without prices, all users of a group have the model of the group.
+
+    Parameters
+    ----------
+    loss, samples : the loss, and what it prepared.
+    labels : (n_users,) the groups.
+    weights : (n_users,)
+    prices : (n_users,) of leaving the centre; None where nobody does.
+    start : (n_groups, dim) or (n_users, dim) where to begin.
+    accurate : the gradient at which the search ends, over that at zero.
+
+    Returns
+    -------
+    WideModels
+
+    Raises
+    ------
+    InvalidInput : where there is not enough memory.
+    """
+    from scipy import optimize
+
+    n_groups, dim = int(labels.max()) + 1, samples.dim
+    shape = (n_groups if prices is None else len(labels), dim)
+    require_memory(8.0 * shape[0] * dim * (2 * _MEMORY + 12), f"{shape[0]} models with {dim} "
+        "coordinates",
+                   "Use fewer columns, for example their principal components, or fewer users at a "
+                   "time")
+    sums = np.ones(n_groups) if prices is None else group_sums(weights * prices, labels, n_groups)
+
+    def centres_of(x: Array) -> Array:
+        assert prices is not None
+        return group_sums((weights * prices)[:, None] * x, labels, n_groups) / sums[:, None]
+
+    def evaluate(vector: Array) -> tuple[float, Array]:
+        x = vector.reshape(shape)
+        with np.errstate(over="ignore", invalid="ignore"):
+            f, g, _ = loss.evaluate(samples, x[labels] if prices is None else x, 1)
+            if prices is None:
+                return float(weights @ f), group_sums(weights[:, None] * g, labels,
+                                                      n_groups).ravel()
+            away = x - centres_of(x)[labels]
+            value = weights @ (f + 0.5 * prices * np.einsum("nd,nd->n", away, away))
+            return float(value), (weights[:, None] * (g + prices[:, None] * away)).ravel()
+
+    begin = np.zeros(shape) if start is None else start if len(start) == shape[0] else start[labels]
+    level = float(np.abs(evaluate(np.zeros(shape).ravel())[1]).max())
+    found = optimize.minimize(evaluate, begin.ravel(), jac=True, method="L-BFGS-B", options={
+        "maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": _MEMORY, "gtol": accurate * level,
+            "ftol": 1e-13})
+    x = found.x.reshape(shape)
+    return WideModels(x[labels], x) if prices is None else WideModels(x, centres_of(x))

@@ -30,7 +30,6 @@ from coterie.lab.attacks import auditing
 from coterie.lab.attacks.simulation import loss_for
 from coterie.lab.experiments import federations as lab
 from coterie.lab.experiments import paper, paper_figures
-from coterie.lab.experiments import public_tables as public
 from coterie.lab.experiments import tables as score
 from coterie.lab.experiments.federations_data import BUNDLED, FILES, Benchmark, federations
 from coterie.lab.experiments.paper_claims import Verdict, claims
@@ -264,7 +263,7 @@ def run_bench(data: _Folder = None, sets: _Sets = "", methods: _Methods = "", sp
                            remedy="Give the folder with landmine.npz and the others")
     todo = federations(data, split_names(sets), quick)
     only = split_names(methods)
-    known = dict.fromkeys(method.name for federation in todo for method in lab.methods(federation))
+    known = dict.fromkeys(name for federation in todo for name, _ in lab.methods(federation))
     skipped = {name: text for federation in todo for name, text in lab.left_out(federation).items()}
     for name in only:
         if name not in known and name not in skipped:
@@ -353,8 +352,8 @@ def run_tables(tables: _Names = "", half: _Half = "all", methods: _Contenders = 
     if half not in ("tuning", "fresh", "all"):
         raise InvalidInput(f"unknown half {half!r}", remedy="Choose from: tuning, fresh, all")
     names = _known_names("table", split_names(tables), {
-        name: public.missing(table.package) for name, table in public.TABLES.items()
-        if half in ("all", public.half(name))})
+        name: score.missing(table.package) for name, table in score.TABLES.items()
+        if half in ("all", score.half(name))})
     wanted = [] if methods == "none" else _known_names("method", split_names(methods), {
         name: kind.missing() if kind else None for name, kind in score.METHODS.items()})
     found: list[score.Score] = []

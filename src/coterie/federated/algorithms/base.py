@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -212,6 +212,27 @@ class Replies(NamedTuple):
     singles: tuple[tuple[int, Message], ...] = ()
     waiting: tuple[int, ...] = ()  # users whose reply may still arrive
     refused: tuple[tuple[int, str], ...] = ()  # users who sent an invalid message, with the reason
+
+
+class Runtime(Protocol):
+    """Carries queries to users and their replies back. All runtimes carry the same queries and
+    replies.
+    """
+
+    def begin(self, run: str) -> None:
+        """A run of this name begins: replies still on their way belong to another one."""
+
+    def identity(self) -> dict[str, str]:
+        """What must agree for a saved run to be continued on this runtime."""
+
+    def exchange(self, queries: Batch) -> Replies:
+        """Ask, and wait as long as a round lasts."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """What must be saved for the run to be continued: arrays and bytes by name."""
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Continue from what `snapshot` gave."""
 
 
 class Method(ABC):

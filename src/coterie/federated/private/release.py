@@ -60,7 +60,7 @@ from coterie.data.users import Users
 from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.private.noise import discrete_normal
 from coterie.federated.protocol.messages import Batch, Fields, Message, square
-from coterie.groups.dispersion import without_ridge
+from coterie.groups.noise import without_ridge
 from coterie.losses import Loss, Personal, Samples
 
 RANGES, CENTRES, SUMMARY = 0, 1, 2

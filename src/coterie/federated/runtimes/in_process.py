@@ -1,39 +1,26 @@
-"""The in-process runtime: all users reply in one vectorised batch, with faults if wanted."""
+"""The in-process runtime: all users reply in one vectorised batch, with faults if wanted.
+Nodes in this process agree on a recipe as on Flower.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import Incompatible, InvalidInput
+from coterie.data.users import Users
+from coterie.federated.admission import Introduction
+from coterie.federated.agreement import Agreement
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.algorithms.edges import answer_edges
-from coterie.federated.client import Data, answer_all
+from coterie.federated.client import Data, answer_all, join
+from coterie.federated.private.ledger import NodeLedger
 from coterie.federated.protocol.messages import Batch, Message, Ragged, decode, digest
-
-
-class Runtime(Protocol):
-    """Carries queries to users and their replies back. All runtimes carry the same queries and
-    replies.
-    """
-
-    def begin(self, run: str) -> None:
-        """A run of this name begins: replies still on their way belong to another one."""
-
-    def identity(self) -> dict[str, str]:
-        """What must agree for a saved run to be continued on this runtime."""
-
-    def exchange(self, queries: Batch) -> Replies:
-        """Ask, and wait as long as a round lasts."""
-
-    def snapshot(self) -> dict[str, Any]:
-        """What must be saved for the run to be continued: arrays and bytes by name."""
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Continue from what `snapshot` gave."""
+from coterie.federated.sources import Table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,3 +128,56 @@ class LocalRuntime:
         self.late = [(when, user, decode(bytes.fromhex(text)))
                      for when, user, text in saved["late"]]
         self.edges = {name: Ragged(*part) for name, part in saved["edges"].items()}
+
+
+
+
+class LocalNodes(LocalRuntime):
+    """A runtime that finds its users in the sources given.
+
+    Parameters
+    ----------
+    sources : the data of every node.
+    holdout : the share of its rows that every user holds out.
+    seed : of these rows.
+    faults : what goes wrong on the way; nothing unless given.
+    experiment : a seed of the noise of private releases; None for the operating system.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> from coterie.datasets import clustered
+    >>> users = clustered("squared", n_users=4, samples=10, seed=0).users
+    >>> nodes = LocalNodes([users.take([0, 1]), users.take([2, 3])])
+    >>> [len(introduction.names) for _, introduction in nodes.gather(n_users=4, wait=0.0)]
+    [2, 2]
+    """
+
+    def __init__(self, sources: Sequence[Users | Table], holdout: float = 0.0, seed: int = 0,
+                 faults: Faults | None = None, experiment: int | None = None) -> None:
+        self.sources, self.holdout, self.seed = list(sources), holdout, seed
+        self.keeper, self.experiment, self.private = NodeLedger(None), experiment, False
+        self.faults, self.late, self.refused = faults or Faults(), [], dict[Any, str]()
+        self.edges = {}
+        self.data: Data
+
+    def gather(self, n_users: int, wait: float) -> list[tuple[str, Introduction]]:
+        said = [(f"node {k}", Introduction.of(source, private=self.private))
+                for k, source in enumerate(self.sources)]
+        count = sum(len(introduction.names) for _, introduction in said)
+        if count < max(n_users, 1):
+            raise Incompatible(f"{count} of {max(n_users, 1)} users are here. Give more nodes, or "
+                               "lower `n-users`.")
+        return said
+
+    def use(self, agreement: Agreement) -> None:
+        if not agreement.names:  # not known yet
+            return
+        for source in self.sources:
+            if self.private and isinstance(source, Table) and agreement.recipe is not None:
+                agreement.recipe.check_levels(source.frame)  # before anything is spent
+        together = join([agreement.given(source) for source in self.sources])
+        order = np.array([together.index(name) for name in agreement.names])
+        data = agreement.data_of(together.take(order), 0.0 if self.private else self.holdout,
+                                 self.seed)
+        self.data = replace(data, keeper=self.keeper, experiment=self.experiment)

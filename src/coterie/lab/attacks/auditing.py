@@ -17,14 +17,22 @@ from coterie.base.errors import CoterieError, CoterieWarning, InvalidInput
 from coterie.base.storage import json_ready
 from coterie.base.types import Array, Flags
 from coterie.convex.choice import roc_auc
-from coterie.data.scaling import Standardizer
+from coterie.data.moments import Standardizer
 from coterie.data.users import Users
 from coterie.federated.private.policy import Privacy, mu_of
 from coterie.lab.attacks import inference
-from coterie.lab.attacks.inference import LabelledRows, Scores, scores_of
-from coterie.lab.attacks.poison import influence
+from coterie.lab.attacks.inference import Scores, scores_of
 from coterie.lab.attacks.releases import EpsilonBound, release_bound, simulate_release
-from coterie.lab.attacks.simulation import SIMULATIONS, Drawn, Plan, Trace, draw_rows, loss_for
+from coterie.lab.attacks.simulation import (
+    SIMULATIONS,
+    Drawn,
+    LabelledRows,
+    Plan,
+    Trace,
+    draw_rows,
+    influence,
+    loss_for,
+)
 from coterie.losses import LinearLoss
 
 ALGORITHMS = ("newton", "splitting", "pdmm", "fit", "weights")

@@ -37,16 +37,14 @@ Three scores, each from messages and public facts only, larger for members:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 
-from coterie.base.types import Array, Flags, Ints
+from coterie.base.types import Array, Flags
 from coterie.convex.choice import roc_auc
-from coterie.lab.attacks.recording import Evidence
+from coterie.lab.attacks.simulation import Evidence, LabelledRows
 from coterie.losses.affine import LinearLoss
 
 _RANK = 1e-7  # eigenvalues below this share of the largest are rounding
@@ -306,65 +304,45 @@ def _with_derivative(function: Callable[[Array, Array], Array], t: Array) -> tup
 # Membership and attributes
 
 
-class LabelledRows(NamedTuple):
-    """Rows with their targets, in the units of the models."""
-
-    features: Array  # (n, p)
-    targets: Array  # (n,)
-
-    def take(self, index: Ints) -> LabelledRows:
-        """Some of the rows."""
-        return LabelledRows(self.features[index], self.targets[index])
-
-    def joined(self) -> Array:
-        """(n, p + 1) features and target."""
-        return np.concatenate([self.features, self.targets[:, None]], axis=1)
-
-
 Score = Callable[[LabelledRows], Array]
 Scores = dict[str, Score]
+#: From public rows to the score of a released sum.
+Tracing = Callable[[LabelledRows], Score]
 
 
-@dataclass(frozen=True, eq=False)
-class Statistic:
-    """A released sum T = sum_j v(row_j) + N(0, noise^2 I).
+def tracing(of: Callable[[LabelledRows], Array], total: Array, count: float,
+            noise: float = 0.0) -> Tracing:
+    """The likelihood ratio of a released sum T = sum_j v(row_j) + N(0, noise^2 I) with a row inside
+    and outside, in the normal approximation.
 
-    Parameters
-    ----------
-    of : v, from rows to (n, q).
-    total : (q,) T.
-    count : number of rows in the sum, as far as the server knows it.
-    noise : standard deviation of the noise; 0 where there is none.
+        T ~ N(v + (m - 1) mu, S)  against  N(m mu, S),    S = m C + noise^2 I
+
+    `of` is v, from rows to (n, q), `total` (q,) is T, and `count` the number of rows in the sum, as
+    far as the server knows it.
     """
 
-    of: Callable[[LabelledRows], Array]
-    total: Array
-    count: float
-    noise: float = 0.0
-
-    def tracing(self, public: LabelledRows) -> Score:
-        """The likelihood ratio of T with a row inside and outside, in the normal approximation.
-
-            T ~ N(v + (m - 1) mu, S)  against  N(m mu, S),    S = m C + noise^2 I
-        """
+    def score_by(public: LabelledRows) -> Score:
         step = max(len(public.targets) // _PUBLIC, 1)
-        values = self.of(public.take(np.arange(len(public.targets))[::step]))
+        values = of(public.take(np.arange(len(public.targets))[::step]))
         mean, n = values.mean(axis=0), len(values)
         _, sizes, vectors = np.linalg.svd((values - mean) / np.sqrt(max(n - 1, 1)),
                                           full_matrices=False)
         kept = (sizes**2 > _KEPT * sizes[0] ** 2) & (np.arange(len(sizes)) < max(n // 4, 1))
-        axes, variance = vectors[kept].T, self.count * sizes[kept] ** 2 + self.noise**2
-        pull = axes.T @ (self.total - self.count * mean) / variance
+        axes, variance = vectors[kept].T, count * sizes[kept] ** 2 + noise**2
+        pull = axes.T @ (total - count * mean) / variance
 
         def score(rows: LabelledRows) -> Array:
-            moved = (self.of(rows) - mean) @ axes
+            moved = (of(rows) - mean) @ axes
             return np.asarray(moved @ pull - 0.5 * (moved**2 / variance).sum(axis=1))
 
         return score
 
+    return score_by
 
-def statistic_of(evidence: Evidence, loss: LinearLoss) -> Statistic | None:
-    """Gradients and Hessians at some of the points as a sum over rows; None where there are none.
+
+def trace_messages(evidence: Evidence, loss: LinearLoss) -> Tracing | None:
+    """`tracing` by gradients and Hessians at some of the points as a sum over rows; None where
+    there are none.
     """
     curved, points = _spaced(evidence.curved, _CURVED), _spaced(evidence.points, _POINTS)
     if not curved and not points:
@@ -382,7 +360,7 @@ def statistic_of(evidence: Evidence, loss: LinearLoss) -> Statistic | None:
                   for k in curved]
         return np.concatenate(parts, axis=1)
 
-    return Statistic(of, evidence.count * total, evidence.count)
+    return tracing(of, evidence.count * total, evidence.count)
 
 
 def leverage(gram: Array, of: Callable[[LabelledRows], Array]) -> Score:
@@ -409,7 +387,7 @@ def nearest(rebuilt: Array) -> Score:
 def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array, public: LabelledRows) -> Scores:
     """All scores that the evidence allows."""
     if evidence.released is not None:
-        return {"tracing": evidence.released.tracing(public)}
+        return {"tracing": evidence.released(public)}
 
     def of_loss(rows: LabelledRows) -> Array:
         return design(rows.features, loss)
@@ -431,9 +409,9 @@ def scores_of(evidence: Evidence, loss: LinearLoss, rebuilt: Array, public: Labe
         changes = np.concatenate([gradients[:1], np.diff(gradients, axis=0)])
         changes = changes / np.maximum(np.linalg.norm(changes, axis=1, keepdims=True), 1e-300)
         scores["leverage"] = leverage(changes.T @ changes, of_loss)
-    statistic = statistic_of(evidence, loss)
-    if statistic is not None and evidence.count > 1:
-        scores["tracing"] = statistic.tracing(public)
+    by_messages = trace_messages(evidence, loss)
+    if by_messages is not None and evidence.count > 1:
+        scores["tracing"] = by_messages(public)
     if len(rebuilt):
         scores["nearest"] = nearest(rebuilt)
     return scores

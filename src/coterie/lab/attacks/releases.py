@@ -26,9 +26,18 @@ from coterie.base.types import Array
 from coterie.data.users import Users
 from coterie.federated.private.policy import Privacy, check, epsilon_of
 from coterie.federated.private.release import CENTRES, SUMMARY, W0, ReleaseQuestion
-from coterie.lab.attacks.inference import LabelledRows, Statistic
-from coterie.lab.attacks.recording import Evidence, Sums
-from coterie.lab.attacks.simulation import Drawn, Plan, Simulation, Trace, rows_of, split_rows
+from coterie.lab.attacks.inference import tracing
+from coterie.lab.attacks.simulation import (
+    Drawn,
+    Evidence,
+    LabelledRows,
+    Plan,
+    Simulation,
+    Sums,
+    Trace,
+    rows_of,
+    split_rows,
+)
 
 _NO_NOISE = 1e9  # mu of a release whose noise does not matter
 _WORST = 1e3  # half-ranges by which the row that changes a release most lies outside of all bounds
@@ -40,7 +49,8 @@ def simulate_release(noisy: bool) -> Simulation:
     without noise.
     """
     def run(data: Drawn, plan: Plan) -> Trace:
-        questions = questions_for(data.public, _privacy_of(plan), noisy)
+        assert plan.privacy is not None  # checked by `audit`
+        questions = questions_for(data.public, plan.privacy, noisy)
         rng, names = np.random.default_rng([plan.seed, 17]), data.members.names
         sent = _noisy(questions, [question.exact(data.members) for question in questions], rng)
         tables = split_rows(data.members, names)
@@ -73,7 +83,8 @@ def release_bound(data: Drawn, plan: Plan, draws: int = _DRAWS) -> EpsilonBound:
     """A lower bound on the epsilon of the releases of a user, by the row (or the rows) that changes
     them most.
     """
-    privacy = _privacy_of(plan)
+    privacy = plan.privacy
+    assert privacy is not None  # checked by `audit`
     questions, user = questions_for(data.public, privacy), data.members.take([0])
     assert user.targets is not None
     centre, scale = questions[0].centre, questions[0].scale
@@ -111,7 +122,7 @@ def _evidence(questions: list[ReleaseQuestion], vector: Array, count: int) -> Ev
     share = count if questions[0].per_user else 1.0  # of one row in a mean over rows, inverted
     summary = vector[-questions[1].length:] * questions[1].tau
     return Evidence(count, sums=[_moments(questions[1], summary, count)],
-                    released=Statistic(of, vector * share, count, share))
+                    released=tracing(of, vector * share, count, share))
 
 
 def _moments(question: ReleaseQuestion, summary: Array, count: int) -> Sums:
@@ -125,12 +136,6 @@ def _moments(question: ReleaseQuestion, summary: Array, count: int) -> Sums:
     scatter = gram[1:, 1:] * stretch**2 - count * np.outer(mean, mean)
     scale = question.scale[:p]
     return Sums(count, question.centre[:p] + scale * mean, np.outer(scale, scale) * scatter)
-
-
-def _privacy_of(plan: Plan) -> Privacy:
-    if plan.privacy is None:
-        raise InvalidInput("a release needs a budget", remedy="Give --epsilon and --delta")
-    return plan.privacy
 
 
 class EpsilonBound(NamedTuple):

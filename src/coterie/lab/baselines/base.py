@@ -25,7 +25,7 @@ from coterie.base.errors import InvalidInput
 from coterie.base.labels import check_labels, labels_of
 from coterie.base.types import Array, Indices, Ints
 from coterie.data.users import Participants, Users
-from coterie.groups.dispersion import without_ridge
+from coterie.groups.noise import without_ridge
 from coterie.losses import Evaluation, Loss, Samples
 from coterie.losses.derived import Grouped
 

@@ -9,20 +9,28 @@ rows, and return a function that decides about other rows of the same users:
     several classes     (n_rows, n_classes) a score of each class; the largest is predicted
 
 Features are expected to have about unit variance, and classes are numbers 0, 1, ...
+
+What is not installed is left out, and said.
 """
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import tempfile
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from scipy.special import logit
 
-from coterie.base.errors import CoterieError, MissingExtra
+from coterie.base.errors import CoterieError, InvalidInput, MissingExtra
 from coterie.base.types import Array
 from coterie.data.summary import Task
 from coterie.data.users import Users
@@ -36,6 +44,9 @@ _UNLIKELY = -20.0  # log-probability of a class that a user has no rows of
 _WIDEST = 12  # columns up to which random slopes are tried; each pair of columns has a covariance
 _LEAVES = ((7, 5), (7, 20), (31, 5), (31, 20))  # of a tree, and the least number of rows in each
 _RATE, _MOST_TREES, _PATIENCE = 0.05, 1000, 30
+_FEWER_TREES, _LESS_PATIENCE = 500, 20  # of GPBoost
+_CURVED = 5  # different values from which a column gets a curve
+_CERTAIN = 1e-6  # distance of a probability from 0 and 1 at least
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,21 +68,42 @@ class CentralFit:
     concern: str = ""
 
 
+#: Fits users with a task, a number of classes and a seed; see `Central.fit`.
+Method = Callable[[Users, Task, int, int], CentralFit]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Central(ABC):
-    """A method for one table; the fields of the class are its settings."""
+class Central:
+    """A method for one table, and what it needs.
 
-    name: ClassVar[str]
-    library: ClassVar[str] = ""  # if one is needed
-    extra: ClassVar[str] = "bench"  # that has the library
-    tasks: ClassVar[tuple[Task, ...]] = ("regression", "classification")
+    Parameters
+    ----------
+    name : in tables.
+    method : the fit itself.
+    library : that has to be installed; empty if none.
+    extra : that has the library.
+    package : of R; empty for methods of Python.
+    tasks : that it is for.
+    """
 
-    @classmethod
-    def missing(cls) -> CoterieError | None:
-        """What to say if the library is not installed; None if it is."""
-        if not cls.library or find_spec(cls.library) is not None:
+    name: str
+    method: Method = field(repr=False)
+    library: str = ""
+    extra: str = "bench"
+    package: str = ""
+    tasks: tuple[Task, ...] = ("regression", "classification")
+
+    def missing(self) -> CoterieError | None:
+        """What to say if the library, or R, is not installed; None if it is.
+
+        A missing package of R is found when it is used.
+        """
+        if self.package and not shutil.which("Rscript"):
+            return InvalidInput(f"The method {self.name!r} needs R, which is not installed",
+                                remedy=f"Run: apt-get install r-cran-{self.package}")
+        if not self.library or find_spec(self.library) is not None:
             return None
-        return MissingExtra(cls.library, cls.extra, f"The method {cls.name!r}")
+        return MissingExtra(self.library, self.extra, f"The method {self.name!r}")
 
     def fit(self, users: Users, task: Task, *, n_classes: int = 0, seed: int = 0) -> CentralFit:
         """Fit to all rows.
@@ -99,19 +131,17 @@ class Central(ABC):
 
         Example
         -------
-        >>> from coterie.lab.baselines import OneHotRidge
+        >>> from coterie.lab.baselines import CENTRAL
         >>> from coterie.datasets import clustered
         >>> users = clustered("squared", n_users=6, n_clusters=2).users
-        >>> OneHotRidge().fit(users, "regression").decide(users).shape == (users.n_samples,)
+        >>> fitted = CENTRAL["one-hot ridge"].fit(users, "regression")
+        >>> fitted.decide(users).shape == (users.n_samples,)
         True
         """
         missing = self.missing()
         if missing is not None:
             raise missing
-        return self._fit(users, task, n_classes, seed)
-
-    @abstractmethod
-    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit: ...
+        return self.method(users, task, n_classes, seed)
 
 
 def linear(models: Array, note: str = "", concern: str = "") -> CentralFit:
@@ -122,6 +152,11 @@ def linear(models: Array, note: str = "", concern: str = "") -> CentralFit:
         return np.asarray((rows.features * own[:, :-1]).sum(axis=1) + own[:, -1])
 
     return CentralFit(decide=decide, models=models, note=note, concern=concern)
+
+
+def without_models(users: Users, decide: Decide, note: str = "") -> CentralFit:
+    """A fit that no numbers of users stand for."""
+    return CentralFit(decide=decide, models=np.empty((users.n_users, 0)), note=note)
 
 
 def rows_by_user(users: Users) -> list[tuple[Array, Array]]:
@@ -135,78 +170,64 @@ def rows_by_user(users: Users) -> list[tuple[Array, Array]]:
 # for numbers, LogisticRegressionCV for classes.
 
 
-@dataclass(frozen=True, kw_only=True)
-class RidgePerUser(Central):
+def ridge_per_user(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
     """Every user's own ridge or logistic regression, each with its own penalty."""
+    parts = rows_by_user(users)
+    if task == "regression":
+        assert users.targets is not None
+        mean = float(users.targets.mean())
+        return linear(np.stack([_own_ridge(X, y, mean) for X, y in parts]))
+    fitted = [_classifier(X, y, seed) for X, y in parts]
 
-    name: ClassVar[str] = "ridge per user"
+    def decide(rows: Users) -> Array:
+        scores = np.zeros((rows.n_samples, n_classes))
+        for i, model in enumerate(fitted):
+            own = slice(rows.offsets[i], rows.offsets[i + 1])
+            scores[own] = _log_probabilities(model, rows.features[own], n_classes)
+        return _decisions(scores)
 
-    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
-        parts = rows_by_user(users)
-        if task == "regression":
-            assert users.targets is not None
-            mean = float(users.targets.mean())
-            return linear(np.stack([_own_ridge(X, y, mean) for X, y in parts]))
-        fitted = [_classifier(X, y, seed) for X, y in parts]
-
-        def decide(rows: Users) -> Array:
-            scores = np.zeros((rows.n_samples, n_classes))
-            for i, model in enumerate(fitted):
-                own = slice(rows.offsets[i], rows.offsets[i + 1])
-                scores[own] = _log_probabilities(model, rows.features[own], n_classes)
-            return _decisions(scores)
-
-        return CentralFit(decide=decide, models=np.empty((users.n_users, 0)))
+    return without_models(users, decide)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OneHotRidge(Central):
+def one_hot_ridge(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
     """One ridge or logistic regression for all rows, with a column for every user: shared slopes,
     own intercepts.
     """
+    from scipy import sparse
+    from sklearn.linear_model import RidgeCV
 
-    name: ClassVar[str] = "one-hot ridge"
+    assert users.targets is not None
+    n = users.n_users
+    if task == "regression":
+        columns = np.eye(n)[users.owner]
+        fitted = RidgeCV(alphas=PENALTIES).fit(np.c_[users.features, columns], users.targets)
+        slopes, own = fitted.coef_[:-n], fitted.coef_[-n:] + fitted.intercept_
+        return linear(np.c_[np.tile(slopes, (n, 1)), own], f"penalty {fitted.alpha_:.3g}")
 
-    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
-        from scipy import sparse
-        from sklearn.linear_model import RidgeCV
+    def table(rows: Users) -> Any:
+        places = np.arange(rows.n_samples), rows.owner
+        columns = sparse.csr_array((np.ones(rows.n_samples), places), (rows.n_samples, n))
+        return sparse.hstack([sparse.csr_array(rows.features), columns]).tocsr()
 
-        assert users.targets is not None
-        n = users.n_users
-        if task == "regression":
-            columns = np.eye(n)[users.owner]
-            fitted = RidgeCV(alphas=PENALTIES).fit(np.c_[users.features, columns], users.targets)
-            slopes, own = fitted.coef_[:-n], fitted.coef_[-n:] + fitted.intercept_
-            return linear(np.c_[np.tile(slopes, (n, 1)), own], f"penalty {fitted.alpha_:.3g}")
-
-        def table(rows: Users) -> Any:
-            places = np.arange(rows.n_samples), rows.owner
-            columns = sparse.csr_array((np.ones(rows.n_samples), places), (rows.n_samples, n))
-            return sparse.hstack([sparse.csr_array(rows.features), columns]).tocsr()
-
-        model = _classifier(table(users), users.targets, seed)
-
-        def decide(rows: Users) -> Array:
-            return _decisions(_log_probabilities(model, table(rows), n_classes))
-
-        return CentralFit(decide=decide, models=np.empty((n, 0)))
+    return _by_classifier(users, table, n_classes, seed)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OneRidge(Central):
+def one_ridge(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
     """One ridge or logistic regression for all rows, blind to users."""
+    assert users.targets is not None
+    if task == "regression":
+        return linear(np.tile(_own_ridge(users.features, users.targets, 0.0),
+                              (users.n_users, 1)))
+    return _by_classifier(users, lambda rows: rows.features, n_classes, seed)
 
-    name: ClassVar[str] = "one ridge"
 
-    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
-        assert users.targets is not None
-        if task == "regression":
-            return linear(np.tile(_own_ridge(users.features, users.targets, 0.0),
-                                  (users.n_users, 1)))
-        model = _classifier(users.features, users.targets, seed)
-        return CentralFit(decide=lambda rows: _decisions(
-            _log_probabilities(model, rows.features, n_classes)),
-            models=np.empty((users.n_users, 0)))
+def _by_classifier(users: Users, table: Callable[[Users], Any], n_classes: int,
+                   seed: int) -> CentralFit:
+    """One logistic regression on a table made of the rows."""
+    assert users.targets is not None
+    model = _classifier(table(users), users.targets, seed)
+    return without_models(users, lambda rows: _decisions(
+        _log_probabilities(model, table(rows), n_classes)))
 
 
 def _own_ridge(X: Array, y: Array, mean: float) -> Array:
@@ -264,29 +285,17 @@ def _decisions(scores: Array) -> Array:
 # which statsmodels also computes, except where T is singular.
 
 
-@dataclass(frozen=True, kw_only=True)
-class MixedIntercept(Central):
+def mixed_intercept(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
     """MixedLM with a random intercept per user and shared slopes, by REML."""
-
-    name: ClassVar[str] = "mixedlm intercept"
-    library: ClassVar[str] = "statsmodels"
-    tasks: ClassVar[tuple[Task, ...]] = ("regression",)
-
-    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
-        return _mixed(users, slopes=False)
+    return _mixed(users, slopes=False)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MixedSlopes(MixedIntercept):
+def mixed_slopes(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
     """MixedLM with a random intercept and random slopes per user, of any covariance, by REML."""
-
-    name: ClassVar[str] = "mixedlm slopes"
-
-    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
-        if users.n_features <= _WIDEST:
-            return _mixed(users, slopes=True)
-        return _mixed(users, slopes=False, concern=f"{users.n_features} random slopes are too many "
-                                                   "for statsmodels; random intercepts only")
+    if users.n_features <= _WIDEST:
+        return _mixed(users, slopes=True)
+    return _mixed(users, slopes=False, concern=f"{users.n_features} random slopes are too many "
+                                               "for statsmodels; random intercepts only")
 
 
 def _mixed(users: Users, *, slopes: bool, concern: str = "") -> CentralFit:
@@ -338,67 +347,211 @@ def _random_effects(users: Users, beta: Array, covariance: Array, noise: float) 
     return effects
 
 
-@dataclass(frozen=True, kw_only=True)
-class BoostedTrees(Central):
+def boosted_trees(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
     """LightGBM with the user as a categorical column.
 
     The number of trees, the number of leaves and the least number of rows in a leaf are chosen by
     cross-validation.
     """
+    import lightgbm
 
-    name: ClassVar[str] = "lightgbm"
-    library: ClassVar[str] = "lightgbm"
+    def table(rows: Users) -> Array:
+        return np.c_[rows.features, rows.owner]
 
-    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
-        import lightgbm
+    def dataset(settings: dict[str, Any]) -> Any:
+        return lightgbm.Dataset(table(users), users.targets, params=settings,
+                                categorical_feature=[users.n_features], free_raw_data=False)
 
-        def table(rows: Users) -> Array:
-            return np.c_[rows.features, rows.owner]
+    kind = "multiclass" if n_classes > 2 else "binary" if n_classes == 2 else "regression"
+    metric = {"multiclass": "multi_logloss", "binary": "binary_logloss", "regression": "l2"}
+    fixed: dict[str, Any] = {"learning_rate": _RATE, "min_data_per_group": 1, "cat_smooth": 1.0,
+                             "seed": seed, "deterministic": True, "force_row_wise": True,
+                             "verbosity": -1, "objective": kind, "metric": metric[kind],
+                             "num_class": n_classes if kind == "multiclass" else 1}
+    tried: list[tuple[float, dict[str, Any], int]] = []
+    for leaves, smallest in _LEAVES:
+        settings = fixed | {"num_leaves": leaves, "min_data_in_leaf": smallest}
+        history = lightgbm.cv(settings, dataset(settings), num_boost_round=_MOST_TREES,
+                              nfold=_FOLDS, stratified=task == "classification", seed=seed,
+                              callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)])
+        means = next(np.asarray(v) for name, v in history.items() if name.endswith("-mean"))
+        tried.append((float(means.min()), settings, int(means.argmin()) + 1))
+    _, settings, n_trees = min(tried, key=lambda one: one[0])
+    trees = lightgbm.train(settings, dataset(settings), num_boost_round=n_trees)
 
-        def dataset(settings: dict[str, Any]) -> Any:
-            return lightgbm.Dataset(table(users), users.targets, params=settings,
-                                    categorical_feature=[users.n_features], free_raw_data=False)
+    def decide(rows: Users) -> Array:
+        return np.asarray(trees.predict(table(rows), raw_score=True))
 
-        kind = "multiclass" if n_classes > 2 else "binary" if n_classes == 2 else "regression"
-        metric = {"multiclass": "multi_logloss", "binary": "binary_logloss", "regression": "l2"}
-        fixed: dict[str, Any] = {"learning_rate": _RATE, "min_data_per_group": 1, "cat_smooth": 1.0,
-                                 "seed": seed, "deterministic": True, "force_row_wise": True,
-                                 "verbosity": -1, "objective": kind, "metric": metric[kind],
-                                 "num_class": n_classes if kind == "multiclass" else 1}
-        tried: list[tuple[float, dict[str, Any], int]] = []
-        for leaves, smallest in _LEAVES:
-            settings = fixed | {"num_leaves": leaves, "min_data_in_leaf": smallest}
-            history = lightgbm.cv(settings, dataset(settings), num_boost_round=_MOST_TREES,
-                                  nfold=_FOLDS, stratified=task == "classification", seed=seed,
-                                  callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False)])
-            means = next(np.asarray(v) for name, v in history.items() if name.endswith("-mean"))
-            tried.append((float(means.min()), settings, int(means.argmin()) + 1))
-        _, settings, n_trees = min(tried, key=lambda one: one[0])
-        trees = lightgbm.train(settings, dataset(settings), num_boost_round=n_trees)
+    return without_models(users, decide, f"{n_trees} trees of {settings['num_leaves']} leaves with "
+                                         f"at least {settings['min_data_in_leaf']} rows")
+
+
+def plain_trees(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+    """LightGBM with its own settings, and the user as a categorical column."""
+    import lightgbm
+
+    kind = {"regression": "regression"}.get(task, "multiclass" if n_classes > 2 else "binary")
+    settings = {"objective": kind, "seed": seed, "verbosity": -1, "deterministic": True,
+                "force_row_wise": True, "num_class": n_classes if n_classes > 2 else 1}
+    data = lightgbm.Dataset(np.c_[users.features, users.owner], users.targets,
+                            categorical_feature=[users.n_features])
+    trees = lightgbm.train(settings, data)
+    return without_models(users, lambda rows: np.asarray(trees.predict(
+        np.c_[rows.features, rows.owner], raw_score=True)))
+
+
+# Established software for users who vary around a centre. Its answer to classes is one probability,
+# so that classes are two; counts get Poisson's likelihood.
+
+#: From rows and a task to a function from rows to means of the target.
+Means = Callable[[Users, Task], Callable[[Users], Array]]
+
+
+def anchor(name: str, means: Means, **needs: str) -> Central:
+    """A method that gives means, by its name; `needs` are fields of `Central`."""
+
+    def fit(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
+        if n_classes > 2:
+            raise InvalidInput(f"{name} is for two classes, and there are {n_classes}")
+        predict = means(users, task)
 
         def decide(rows: Users) -> Array:
-            return np.asarray(trees.predict(table(rows), raw_score=True))
+            found = np.asarray(predict(rows), dtype=float)
+            if task != "classification":
+                return found
+            return np.asarray(logit(np.clip(found, _CERTAIN, 1 - _CERTAIN)))
 
-        return CentralFit(decide=decide, models=np.empty((users.n_users, 0)),
-                          note=f"{n_trees} trees of {settings['num_leaves']} leaves with at least "
-                               f"{settings['min_data_in_leaf']} rows")
+        return without_models(users, decide)
+
+    return Central(name=name, method=fit, tasks=("regression", "classification", "counts"),
+                   **needs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlainTrees(Central):
-    """LightGBM with its own settings, and the user as a categorical column."""
+def gpboost_means(users: Users, task: Task) -> Callable[[Users], Array]:
+    """Boosted trees with a random intercept per user; the number of trees by cross-validation."""
+    gpboost: Any = import_module("gpboost")
+    likelihood = {"regression": "gaussian", "classification": "bernoulli_logit",
+                  "counts": "poisson"}[task]
 
-    name: ClassVar[str] = "lightgbm plain"
-    library: ClassVar[str] = "lightgbm"
+    def effects() -> Any:
+        return gpboost.GPModel(group_data=users.owner, likelihood=likelihood)
 
-    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
-        import lightgbm
+    def data() -> Any:
+        return gpboost.Dataset(users.features, users.targets, free_raw_data=False)
 
-        kind = {"regression": "regression"}.get(task, "multiclass" if n_classes > 2 else "binary")
-        settings = {"objective": kind, "seed": seed, "verbosity": -1, "deterministic": True,
-                    "force_row_wise": True, "num_class": n_classes if n_classes > 2 else 1}
-        data = lightgbm.Dataset(np.c_[users.features, users.owner], users.targets,
-                                categorical_feature=[users.n_features])
-        trees = lightgbm.train(settings, data)
-        return CentralFit(decide=lambda rows: np.asarray(trees.predict(
-            np.c_[rows.features, rows.owner], raw_score=True)), models=np.empty((users.n_users, 0)))
+    settings = {"learning_rate": _RATE, "num_leaves": 15, "min_data_in_leaf": 5, "verbose": -1,
+                "max_depth": 6}
+    history = gpboost.cv(params=settings, train_set=data(), gp_model=effects(), nfold=4,
+                         num_boost_round=_FEWER_TREES, early_stopping_rounds=_LESS_PATIENCE,
+                         use_gp_model_for_validation=True, stratified=False, seed=1,
+                         verbose_eval=False)
+    n_trees = max(1, len(next(iter(history.values()))))
+    trees = gpboost.train(params=settings, train_set=data(), gp_model=effects(),
+                          num_boost_round=n_trees, verbose_eval=False)
+    return lambda rows: trees.predict(data=rows.features, group_data_pred=rows.owner,
+                                      pred_latent=False)["response_mean"]
+
+
+def pygam_means(users: Users, task: Task) -> Callable[[Users], Array]:
+    """Penalised splines of all columns with enough values, and a level per user; one strength for
+    all by generalised cross-validation.
+    """
+    pygam: Any = import_module("pygam")
+    kind = {"regression": pygam.LinearGAM, "classification": pygam.LogisticGAM,
+            "counts": pygam.PoissonGAM}[task]
+    terms = pygam.f(users.n_features)
+    for j in range(users.n_features):
+        curved = len(np.unique(users.features[:, j])) >= _CURVED
+        terms = terms + (pygam.s(j, n_splines=10) if curved else pygam.l(j))
+    fitted = kind(terms).gridsearch(np.c_[users.features, users.owner], users.targets,
+                                    lam=np.logspace(-3, 3, 7), progress=False)
+    inside = users.features.min(axis=0), users.features.max(axis=0)
+    name = "predict_proba" if task == "classification" else "predict"
+    return lambda rows: getattr(fitted, name)(
+        np.c_[np.clip(rows.features, *inside), rows.owner])
+
+
+_SCRIPT = """
+suppressMessages(library(%s)); g <- %s; enough <- %d
+d <- read.csv("train"); t <- read.csv("test"); levels <- sort(unique(c(d$user, t$user)))
+d$user <- factor(d$user, levels); t$user <- factor(t$user, levels)
+x <- setdiff(names(d), c("y", "user"))
+inside <- x[sapply(x, function(j) any(tapply(d[[j]], d$user, function(v) max(v) > min(v)),
+                                      na.rm = TRUE))]
+curved <- x[sapply(x, function(j) length(unique(d[[j]])) >= enough)]
+plus <- function(...) paste(c(...), collapse = " + ")
+f <- as.formula(%s)
+m <- suppressWarnings(suppressMessages(%s))
+p <- as.numeric(predict(m, t, type = "response", allow.new.levels = TRUE))
+write(p, "means", ncolumns = 1)
+"""
+
+
+def r_means(package: str, formula: str, call: str, users: Users, task: Task,
+            ) -> Callable[[Users], Array]:
+    """A method of a package of R: `formula` is code of R from x, inside and curved, which are names
+    of columns, and `call` fits the formula f with the family g to the data d.
+    """
+    family = {"regression": "gaussian", "classification": "binomial", "counts": "poisson"}[task]
+    script = _SCRIPT % (package, family, _CURVED, formula, call)
+
+    def means(rows: Users) -> Array:
+        with tempfile.TemporaryDirectory() as folder:
+            heading = ",".join(["y", "user", *(f"x{j}" for j in range(rows.n_features))])
+            for name, part in (("train", users), ("test", rows)):
+                np.savetxt(Path(folder, name), np.c_[part.targets, part.owner, part.features],
+                           delimiter=",", header=heading, comments="")
+            done = subprocess.run(["Rscript", "-e", script], cwd=folder, text=True,
+                                  capture_output=True, check=False)
+            if done.returncode:
+                raise InvalidInput(" ".join(done.stderr.split())[-200:])
+            return np.loadtxt(Path(folder, "means"), ndmin=1)
+
+    return means
+
+
+def in_r(name: str, package: str, formula: str, call: str) -> Central:
+    """A method of R, by its code; see `r_means`."""
+    return anchor(name, partial(r_means, package, formula, call), package=package)
+
+
+_LMER = "if (identical(g, gaussian)) lmer(f, d) else glmer(f, d, family = g)"
+_BAM = "bam(f, data = d, family = g, discrete = nrow(d) > 1000)"
+# Random slopes of any covariance up to four columns, independent otherwise.
+_SLOPES = ('plus("y ~ 1", x, paste("(", plus(1, inside), if (length(inside) > 4) "||" else "|",'
+           ' "user)"))')
+# Splines of columns with enough values.
+_SPLINES = """plus("y ~ 1", 's(user, bs = "re")', sapply(x, function(j) {
+  if (j %in% curved) sprintf("s(%s, k = %d)", j, min(10, length(unique(d[[j]])))) else j }))"""
+
+
+_NUMBERS: tuple[Task, ...] = ("regression",)
+_METHODS = {method.name: method for method in (
+    Central(name="ridge per user", method=ridge_per_user),
+    Central(name="one-hot ridge", method=one_hot_ridge),
+    Central(name="one ridge", method=one_ridge),
+    Central(name="mixedlm intercept", method=mixed_intercept, library="statsmodels",
+            tasks=_NUMBERS),
+    Central(name="mixedlm slopes", method=mixed_slopes, library="statsmodels", tasks=_NUMBERS),
+    Central(name="lightgbm", method=boosted_trees, library="lightgbm"),
+    Central(name="lightgbm plain", method=plain_trees, library="lightgbm"))}
+
+
+def _named(*names: str) -> dict[str, Central]:
+    return {name: _METHODS[name] for name in names}
+
+
+#: Methods of `coterie bench data` for one table, by the name used in tables.
+CENTRAL = _named("ridge per user", "one-hot ridge", "mixedlm intercept", "mixedlm slopes",
+                 "lightgbm")
+#: Methods of `coterie bench tables`: one-liners, all that the extra `bench` has, and others.
+ONE_LINERS = _named("ridge per user", "one-hot ridge", "one ridge")
+COMPARATORS = ONE_LINERS | _named("mixedlm slopes", "lightgbm", "lightgbm plain")
+ANCHORS = {method.name: method for method in (
+    anchor("gpboost", gpboost_means, library="gpboost", extra="peers"),
+    anchor("pygam", pygam_means, library="pygam", extra="peers"),
+    in_r("lme4", "lme4", 'plus("y ~ 1", x, "(1 | user)")', _LMER),
+    in_r("lme4 slopes", "lme4", _SLOPES, _LMER),
+    in_r("mgcv", "mgcv", _SPLINES, _BAM),
+    in_r("mgcv slopes", "mgcv", f"""plus({_SPLINES}, sprintf('s(user, %s, bs = "re")', inside))""",
+         _BAM))}

@@ -15,7 +15,6 @@ correction.
 
 from __future__ import annotations
 
-import csv
 import platform
 import time
 import warnings
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +30,6 @@ import numpy.typing as npt
 import coterie
 from coterie.base.errors import CoterieWarning, interruptible
 from coterie.base.labels import labels_of
-from coterie.base.storage import safe_cell
 from coterie.base.types import Array
 from coterie.convex.choice import roc_auc
 from coterie.data.summary import Task
@@ -43,6 +41,7 @@ from coterie.lab.baselines import BASELINES, BUDGET, CENTRAL, IFCA, Baseline, Ce
 from coterie.lab.baselines.base import choose
 from coterie.lab.experiments.federations_data import Benchmark, Parts
 from coterie.output.plots.style import new_figure
+from coterie.output.runs import table
 
 LEVEL = 0.05  # of significance
 WIDE = 100  # for models with more coordinates, methods with many rounds or starts get fewer
@@ -51,28 +50,19 @@ HEADINGS = ("set", "method", "metric", "mean", "spread", "worst decile", "better
             "seconds")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CoterieFit(Central):
+def coterie_fit(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
     """`coterie fit` with its default settings as a method for one table: groups, kind of models and
     personal parts are chosen by the fit itself.
     """
-
-    name: ClassVar[str] = "coterie"
-
-    def _fit(self, users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
-        fitted = fit(users, Settings(task=task, n_classes=n_classes))
-
-        groups = f", {fitted.n_clusters} groups" if "groups" in fitted.kind else ""
-        return CentralFit(models=fitted.models, note=fitted.kind + groups, decide=lambda rows:
-                          fitted.units.margins(rows.features, fitted.models[rows.owner]))
+    fitted = fit(users, Settings(task=task, n_classes=n_classes))
+    groups = f", {fitted.n_clusters} groups" if "groups" in fitted.kind else ""
+    return CentralFit(models=fitted.models, note=fitted.kind + groups, decide=lambda rows:
+                      fitted.units.margins(rows.features, fitted.models[rows.owner]))
 
 
-class Contender(NamedTuple):
-    """A row of the table: a method for one table, or a class with the settings to choose from."""
-
-    name: str
-    kind: type[Baseline] | type[Central]
-    settings: tuple[Baseline, ...] = ()  # if empty, those of `kind.grid`
+OURS = Central(name="coterie", method=coterie_fit)
+#: A method for one table, or settings to choose from.
+Contender = Central | tuple[Baseline, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,35 +134,34 @@ def prepare(federation: Benchmark, parts: Parts) -> Parts:
                  final(parts.test), unit)
 
 
-def methods(federation: Benchmark, dim: int = 0) -> list[Contender]:
+def methods(federation: Benchmark, dim: int = 0) -> list[tuple[str, Contender]]:
     """`coterie fit` and all methods to compare with; those that need the groups only if these are
     known.
     """
     users, clusters, wide = federation.users, federation.clusters, dim > WIDE
-    rows = [Contender(name, kind) for name, kind in _central(federation).items()
-            if kind.missing() is None]
-    rows += [Contender(name, kind, _affordable(kind.grid(users, federation.loss), wide))
+    rows: list[tuple[str, Contender]] = [
+        (name, method) for name, method in _central(federation).items() if method.missing() is None]
+    rows += [(name, _affordable(kind.grid(users, federation.loss), wide))
              for name, kind in BASELINES.items() if clusters is not None or not kind.needs_clusters]
     if clusters is not None:
         k = int(clusters.max()) + 1
-        rows += [Contender(f"ifca given {text}", IFCA,
-                           (IFCA(n_clusters=count, restarts=2 if wide else 10),))
+        rows += [(f"ifca given {text}", (IFCA(n_clusters=count, restarts=2 if wide else 10),))
                  for text, count in (("K", k), ("K + 1", k + 1), ("2 K", 2 * k))
                  if count <= users.n_users]
-    return [*rows, Contender("cfl published", baselines.CFL, (baselines.CFL(),))]
+    return [*rows, ("cfl published", (baselines.CFL(),))]
 
 
-def _central(federation: Benchmark) -> dict[str, type[Central]]:
+def _central(federation: Benchmark) -> dict[str, Central]:
     """`coterie fit` and the other methods for one table that can do this task, whether or not they
     are installed.
     """
-    kinds: tuple[type[Central], ...] = (CoterieFit, *CENTRAL.values())
-    return {kind.name: kind for kind in kinds if federation.task in kind.tasks}
+    return {method.name: method for method in (OURS, *CENTRAL.values())
+            if federation.task in method.tasks}
 
 
 def left_out(federation: Benchmark) -> dict[str, str]:
     """Methods whose library is not installed, and what to do about it."""
-    missing = {name: kind.missing() for name, kind in _central(federation).items()}
+    missing = {name: method.missing() for name, method in _central(federation).items()}
     return {name: str(error) for name, error in missing.items() if error is not None}
 
 
@@ -191,30 +180,31 @@ def _affordable(grid: tuple[Baseline, ...], wide: bool) -> tuple[Baseline, ...]:
     return tuple(replace(settings, **changes.get(kind, {})) for settings in grid)
 
 
-def run_method(federation: Benchmark, rows: Parts, method: Contender, seed: int) -> Result:
+def run_method(federation: Benchmark, rows: Parts, name: str, method: Contender,
+               seed: int) -> Result:
     """Choose settings on validation rows, fit to training and validation rows, score on test rows.
     """
     start, loss, clusters = time.perf_counter(), federation.loss, federation.clusters
-    kind, note, concern, rounds, floats = method.kind, "", "", np.nan, np.nan
+    note, concern, rounds, floats = "", "", np.nan, np.nan
     settings: Baseline | Central
     # Users with one class among their training rows.
     with warnings.catch_warnings(action="ignore", category=CoterieWarning):
-        if issubclass(kind, Central):
-            settings = table_method = kind()
-            central = table_method.fit(federation.as_classes(rows.everything), federation.task,
-                                       n_classes=federation.n_classes, seed=seed)
+        if isinstance(method, Central):
+            settings = method
+            central = method.fit(federation.as_classes(rows.everything), federation.task,
+                                 n_classes=federation.n_classes, seed=seed)
             decisions, models = central.decide(rows.test), central.models
             note, concern = central.note, central.concern
         else:
-            grid = method.settings or kind.grid(rows.train, loss)
-            settings = grid[0] if len(grid) == 1 else choose(
-                grid, rows.train, rows.validation, loss, seed, clusters)[1]
-            fitted = settings.fit(rows.everything, loss, seed=seed, clusters=clusters)
+            chosen = method[0] if len(method) == 1 else choose(
+                method, rows.train, rows.validation, loss, seed, clusters)[1]
+            settings, fitted = chosen, chosen.fit(rows.everything, loss, seed=seed,
+                                                  clusters=clusters)
             models, rounds = fitted.models, fitted.rounds
             floats = fitted.floats_up + fitted.floats_down
             decisions = loss.decision(rows.test.features, models[rows.test.owner])
     n_models = int(labels_of(models).max()) + 1 if models.shape[1] else len(models)
-    return Result(federation=federation.name, metric=federation.metric, method=method.name,
+    return Result(federation=federation.name, metric=federation.metric, method=name,
                   seed=seed, scores=score(federation, decisions, rows.test, rows.unit),
                   settings=settings, n_models=n_models, rounds=rounds, floats=floats,
                   seconds=time.perf_counter() - start, models=models, decisions=decisions,
@@ -283,12 +273,12 @@ def run(federation: Benchmark, seeds: Iterable[int], *, only: tuple[str, ...] = 
         for seed in seeds:
             rows = prepare(federation, federation.split(seed))
             split_results = []
-            for method in methods(federation, federation.loss.dim(rows.train)):
-                if only and method.name not in only:
+            for name, method in methods(federation, federation.loss.dim(rows.train)):
+                if only and name not in only:
                     continue
                 if progress is not None:
-                    progress(federation.name, seed, method.name)
-                split_results.append(run_method(federation, rows, method, seed))
+                    progress(federation.name, seed, name)
+                split_results.append(run_method(federation, rows, name, method, seed))
             # Complete splits only, so that all means are over the same splits.
             results += split_results
     return results
@@ -326,8 +316,8 @@ def _summarise_one(federation: str, metric: str, by: dict[str, list[Result]]) ->
     """One row per method of one federation, best first."""
     sign = -1.0 if metric == "RMSE" else 1.0
     means = {m: _mean_scores(runs) for m, runs in by.items()}
-    ours = means.get(CoterieFit.name, next(iter(means.values())))
-    others = [m for m in by if m != CoterieFit.name]
+    ours = means.get(OURS.name, next(iter(means.values())))
+    others = [m for m in by if m != OURS.name]
     p = dict(zip(others, holm([signed_rank(means[m] - ours) for m in others]), strict=True))
     rows = []
     for m in sorted(by, key=lambda m: -sign * float(np.nanmean(means[m]))):
@@ -397,30 +387,21 @@ def write(results: list[Result], out: Path, note: str) -> list[Row]:
     out.mkdir(parents=True, exist_ok=True)
     rows = summarise(results)
     exact = [(*r[:3], *(f"{x:.10g}" if isinstance(x, float) else x for x in r[3:])) for r in rows]
-    _write_csv(out / "table.csv", HEADINGS, exact, note)
-    _write_csv(out / "runs.csv",
-               ("set", "split", "method", "mean", "models", "rounds", "numbers sent", "seconds",
-                "settings", "note", "concern"),
-               ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_models,
-                 r.rounds, r.floats, f"{r.seconds:.2f}", repr(r.settings), r.note, r.concern)
-                for r in results), note)
-    _write_csv(out / "users.csv", ("set", "split", "method", "user", "score"),
-               ((r.federation, r.seed, r.method, i, f"{score:.10g}") for r in results
-                for i, score in enumerate(r.scores)), note)
+    runs = ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_models, r.rounds,
+             r.floats, f"{r.seconds:.2f}", repr(r.settings), r.note, r.concern) for r in results)
+    users = ((r.federation, r.seed, r.method, i, f"{score:.10g}") for r in results
+             for i, score in enumerate(r.scores))
+    for name, headings, cells_of in (
+            ("table", HEADINGS, exact),
+            ("runs", ("set", "split", "method", "mean", "models", "rounds", "numbers sent",
+                      "seconds", "settings", "note", "concern"), runs),
+            ("users", ("set", "split", "method", "user", "score"), users)):
+        (out / f"{name}.csv").write_bytes(f"# {note}\n".encode() + table(headings, cells_of))
     (out / "table.md").write_text(markdown(rows, note), encoding="utf-8")
     for name in dict.fromkeys(r.federation for r in results):
         figure = draw([r for r in results if r.federation == name])
         figure.savefig(out / f"{name.replace(', ', '-').replace(' ', '-')}.png")
     return rows
-
-
-def _write_csv(path: Path, headings: Iterable[str], rows: Iterable[Iterable[Any]],
-               note: str) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(f"# {note}\n")
-        table = csv.writer(file)
-        table.writerow(map(safe_cell, headings))
-        table.writerows(map(safe_cell, row) for row in rows)
 
 
 def draw(results: list[Result]) -> Any:

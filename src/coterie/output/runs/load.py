@@ -18,10 +18,10 @@ from coterie.base.errors import InvalidInput, located
 from coterie.base.labels import first_labels, labels_of, many
 from coterie.base.storage import plain_cell, unpack
 from coterie.base.types import Array, Ints
-from coterie.data.condensed import Condensed
 from coterie.data.encoding import Recipe
 from coterie.data.files import fingerprint, is_input, read_table, row_place
 from coterie.data.frames import users_frame
+from coterie.data.moments import Condensed
 from coterie.data.users import Users
 from coterie.fitting.average import Average
 from coterie.fitting.inference import CentreSummary, summarise_centres
