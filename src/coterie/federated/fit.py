@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from coterie.base.errors import InvalidInput
+from coterie.base.labels import many
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.moments import SecondMoments
@@ -50,7 +51,7 @@ from coterie.fitting.columns import Answer, ColumnQuestion, HandedAverage, packe
 from coterie.fitting.fit import fit, fit_source
 from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.sources import (
     Around,
     Expanded,
@@ -61,7 +62,6 @@ from coterie.fitting.sources import (
     scores_of,
 )
 from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics, learn_units
-from coterie.fitting.work import Work
 from coterie.groups.summaries import Hypotheses, Reply, Told
 from coterie.losses import Loss, Personal
 from coterie.problem.account import Account
@@ -301,7 +301,18 @@ def describe(asker: Session, agreement: Agreement,
                                         standardize=settings.standardize))
         sizes.append(rows)
         mean = units[0].mean_target(rows, target[:, k, 0])
+    if len(sizes) > 1:
+        _say_unscored(asker, sizes[0] - sizes[1])
     return units, sizes, mean
+
+
+def _say_unscored(session: Session, held: Ints) -> None:
+    """Say at the start what a missing consent costs: users who hold out no rows are not scored."""
+    without = int((held == 0).sum())
+    if without and getattr(session.runtime, "apart", False):
+        log.warning("%s of %s hold out no rows, because these would be too few to send, so their "
+                    'models are not scored; their owners can set consent = "hessians" in the node '
+                    "configuration.", f"{without:,}", many(len(held), "user"))
 
 
 class SessionSource:
@@ -440,6 +451,8 @@ def _second_moments(session: Session, agreement: Agreement,
                    for j in range(k)))
     parts = [SecondMoments(counts[:, j].astype(np.int64), means[:, j], squares[j])
              for j in range(k)]
+    if k > 1:
+        _say_unscored(session, parts[1].counts)
     everything = parts[0] if k == 1 else parts[0].add(parts[1])
     users = everything.users(agreement.names, agreement.features)
     if k == 1:

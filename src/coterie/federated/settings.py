@@ -176,6 +176,7 @@ class Deployment:
     poll : seconds between two looks for replies.
     out : folder for the results.
     metrics : where else rounds are written: tensorboard:FOLDER, mlflow:URI, jsonl:FILE.
+    sites : a file with the names of nodes, which `coterie federate start` keeps.
     join : the folder of a finished run that newcomers join, instead of a run; `out` then gets
         joined.csv.
     data : "csv", "parquet", "npz", "dataset", or "module:function", which on Flower only the owner
@@ -234,6 +235,7 @@ class Deployment:
     poll: float = 0.1
     out: str = "run"
     metrics: str = ""
+    sites: str = ""
     join: str = ""
     data: str = ""
     path: str = ""

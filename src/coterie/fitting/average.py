@@ -1,13 +1,15 @@
-"""An average of models, where it predicts clearly better than the one kind that a fit has chosen.
+"""An average of models, where it predicts better than the one kind that a fit has chosen.
 
     prediction of a row = sum over parts of weight x prediction of the part
 
 The parts are the candidates of `coterie.fitting.candidates`, and the models of the kind that was
 chosen, with their groups; `coterie.fitting.averaging` finds them. The weights are not negative,
 have the sum one, and minimise the mean over users of the loss of rows left out: for numbers the
-logarithm of the mean squared error, for classes the log loss, for counts the deviance. The kind
-alone is kept, with its groups exactly as they are, unless the average is better by more than one
-standard error, over users, of the difference, and by more than one percent.
+logarithm of the mean squared error, for classes the log loss, for counts the deviance. A kind with
+equal models of users alone is kept, with its groups exactly as they are, unless the average is
+better by more than one standard error, over users, of the difference, and by more than one percent.
+Models that differ between all users anyway are averaged, unless the average is worse by more than
+one standard error.
 
 The models of one part minimise a convex function, and the norm of its gradient is kept beside them.
 An average of such models is the minimiser of no one problem. Parts on one scale are linear in the
@@ -135,7 +137,8 @@ class Average:
 
     def sentence(self, kind: str) -> str:
         """The same, with the reason."""
-        return (f"{self.described(kind)} It is clearly better on rows "
+        better = "clearly better" if self.gain > self.error else "not clearly worse"
+        return (f"{self.described(kind)} It is {better} on rows "
                 "left out than one kind of models. Each part is the solution of a convex problem "
                 "of its own; their average is not that of one problem.")
 
@@ -367,15 +370,16 @@ class StackedWeights(NamedTuple):
     error: float
 
     @classmethod
-    def of(cls, judged: LeftOut, *, numbers: bool) -> Self:
-        """The average where it is clearly better, or the kind alone with, of numbers, the variances
-        of the best candidate.
+    def of(cls, judged: LeftOut, *, numbers: bool, differ: bool) -> Self:
+        """The average where it is clearly better or, if models of the kind differ between all users
+        anyway, not clearly worse; else the kind alone with, of numbers, the variances of the best
+        candidate.
         """
         weights, better = weights_of(judged), gains_of(judged)
         kind = np.eye(len(weights))[0]
         gain, error = float(better.mean()), float(better.std(ddof=1) / np.sqrt(len(better)))
         size = 1.0 if numbers else float(judged.by_user(kind).mean())
-        if not gain > max(error, _LITTLE * size):
+        if not gain > (-error if differ else max(error, _LITTLE * size)):
             weights = kind
         if weights[0] < 1.0:
             spread = weights[1:] / weights[1:].sum()

@@ -5,7 +5,7 @@ are.
 2. Sums of all columns, by fold: candidates are learned from them, with all rows and without each
    fold, and so is the kind that was chosen.
 3. Products of errors on rows left out give the weights; the kind alone is kept unless the average
-   is clearly better (`coterie.fitting.average`).
+   is better (`coterie.fitting.average`).
 4. The parts, for all users, and distances from predictions for intervals.
 
 Classes and counts need working problems, at points that change: for them rows have to be in this
@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from coterie.base.errors import InvalidInput
-from coterie.base.triangles import square
+from coterie.base.storage import square
 from coterie.base.types import Array, Ints
 from coterie.data.encoding import Task
 from coterie.data.moments import SecondMoments
@@ -243,7 +243,8 @@ def _from_sums(source: Asked, part: int, units: Units, first: Ints, sharing: Sha
     if int((rows > 0).sum()) < 2:
         return None
     products = square(told["values"], 1 + len(candidates))[rows > 0]
-    verdict = StackedWeights.of(ErrorProducts.of(products, rows[rows > 0]), numbers=True)
+    verdict = StackedWeights.of(ErrorProducts.of(products, rows[rows > 0]), numbers=True,
+                                differ=sharing.differ)
     # 4. The parts, and distances.
     kept = np.flatnonzero(np.maximum(verdict.weights[1:], verdict.spread) > 0)
     question = question._replace(
@@ -347,7 +348,7 @@ def _from_rows(units: Units, users: Users, first: Ints, sharing: Sharing, frame:
     kind = _kind_left_out(units, sample, sharing_of(sharing, some), folds)
     told = np.stack([kind, *(one.told for one in learned)], axis=1)[left]
     judged = RowsLeftOut.of(settings.task, told, sample.targets[left], sample.owner[left])
-    verdict = StackedWeights.of(judged, numbers=False)
+    verdict = StackedWeights.of(judged, numbers=False, differ=sharing.differ)
     parts = []
     for k in np.flatnonzero(verdict.weights[1:] > 0):
         candidate = candidates[k]

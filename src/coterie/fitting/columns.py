@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput
-from coterie.base.triangles import square, triangle
+from coterie.base.storage import square, triangle
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.users import Users
@@ -551,12 +551,14 @@ def _shared_fits(frame: ColumnFrame, k: int, one: Shared) -> bool:
 
 
 def quantiles_of(counts: Array, n: int) -> Array:
-    """(n + 1,) quantiles of distances at equal steps, from how many are in each cell."""
+    """(n + 1,) quantiles of distances at equal steps, from how many are in each cell; of one row
+    more than there are, as a new row is the next one.
+    """
     total = np.concatenate([[0.0], np.cumsum(counts)])
     edges = np.append(_EDGES, _EDGES[-1] * _RATIO)
     some = np.flatnonzero(counts)
     first, last = some[0], some[-1] + 1
-    return np.interp(np.linspace(0.0, total[-1], n + 1), total[first:last + 1],
+    return np.interp(np.linspace(0.0, total[-1] + 1.0, n + 1), total[first:last + 1],
                      edges[first:last + 1])
 
 
