@@ -35,8 +35,8 @@ from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round
 from coterie.federated.settings import CONFIG, Deployment, complete
 from coterie.output import report
-from coterie.output.runs import Run, check_free, load_run
 from coterie.output.report.headline import lines_of
+from coterie.output.runs import Run, check_free, load_run
 from coterie.output.runs.save import UNFINISHED, clear, count_groups, write_run
 from coterie.problem.solution import Status
 from coterie.problem.weights import KINDS

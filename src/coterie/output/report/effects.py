@@ -20,7 +20,7 @@ from coterie.base.labels import many, plural
 from coterie.base.types import Array, Ints
 from coterie.fitting.result import Fit
 from coterie.fitting.units import Units
-from coterie.output.plots.curves import Curves, DrawnCurve
+from coterie.output.plots.along import Curves, DrawnCurve
 
 _TOLD, _LISTED = 3, 4  # coefficients of a sentence, and names of a group, at most
 _SMALLER = 0.15  # of the largest difference, below which another one is not told

@@ -18,7 +18,7 @@ from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores, mean_and_error
 from coterie.fitting.stability import STABLE
 from coterie.losses import Loss, name_of
-from coterie.output.plots.curves import curves_of
+from coterie.output.plots.along import curves_of
 from coterie.output.report.effects import (
     about,
     describe_curves,
@@ -232,8 +232,8 @@ def _describe_certainty(fit: Fit, noun: str) -> str:
     other = KIND_NAMES[name]
     if abs(excess) <= 2 * error:
         than = "worse" if excess >= 0 else "better"
-        return (f"The next best choice, {other}, is about as good on new rows ({share} {than}, which "
-                "can be chance).")
+        return (f"The next best choice, {other}, is about as good on new rows ({share} {than}, "
+                "which can be chance).")
     if excess < 0:
         return (f"{other[0].upper()}{other[1:]} would do {share} better on new rows: too little to "
                 "give up the simpler choice.")
