@@ -1,5 +1,5 @@
-"""Files and the values in them: atomic writes, values as JSON has them, and arrays as checksummed
-bytes.
+"""Files and the values in them: atomic writes, values as JSON has them, arrays as checksummed
+bytes, and symmetric matrices as their upper triangles.
 
 Nothing is pickled, so that nothing runs on loading.
 """
@@ -23,6 +23,7 @@ from typing import IO, Any
 import numpy as np
 
 from coterie.base.errors import InvalidInput
+from coterie.base.types import Array
 
 _MAGIC = b"coterie checkpoint 1\n"
 # What begins a formula, after apostrophes and blanks.
@@ -249,3 +250,18 @@ def unpack(data: bytes, name: str = "checkpoint") -> dict[str, Any]:
         raise InvalidInput(f"{name} holds something else than a checkpoint: {error}",
                            remedy="Begin the run again in another directory") from error
     return unpacked
+
+
+def triangle(matrices: Array) -> Array:
+    """(n, d (d + 1) / 2) the upper triangles of symmetric matrices, row by row."""
+    rows, columns = np.triu_indices(matrices.shape[-1])
+    return np.asarray(matrices[..., rows, columns])
+
+
+def square(triangles: Array, dim: int) -> Array:
+    """(n, d, d) the symmetric matrices of their upper triangles."""
+    out = np.empty((*triangles.shape[:-1], dim, dim))
+    rows, columns = np.triu_indices(dim)
+    out[..., rows, columns] = triangles
+    out[..., columns, rows] = triangles
+    return out

@@ -25,7 +25,7 @@ from coterie.data.frames import to_frame, write_parquet
 from coterie.federated.node import holds_models, load_models
 from coterie.fitting import Fit, Settings
 from coterie.fitting.predictions import PredictsRows
-from coterie.fitting.work import FitProgress
+from coterie.fitting.settings import FitProgress
 from coterie.output import runs
 from coterie.output.report.headline import headline, lines_of
 from coterie.problem.solution import Status

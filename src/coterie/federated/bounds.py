@@ -21,6 +21,8 @@ from coterie.data.validation import split_names
 from coterie.federated.agreement import Agreement
 from coterie.federated.protocol.messages import SCHEMAS, Message, misfit, square
 from coterie.federated.sources import SOURCES
+from coterie.fitting.candidates import N_FOLDS
+from coterie.fitting.columns import QUESTIONS, handed_of, question_of
 from coterie.losses import LOSSES
 
 Array = npt.NDArray[Any]
@@ -191,6 +193,8 @@ def objection(query: Message, dim: int, n_parts: int = 1) -> str | None:
     arrays = query.arrays
     if query.kind in ("summary", "evidence", "around"):
         return _fit_objection(query.kind, arrays, dim, n_parts)
+    if query.kind == "average" or ("settings" in arrays and query.kind == "certify"):
+        return _average_objection(query.kind, arrays, dim, n_parts)
     if query.kind == "pdmm":
         return "edges at their users are for users in one process; nodes store nothing"
     return _plain_objection(query.kind, arrays, dim)
@@ -277,6 +281,27 @@ def _fit_objection(kind: str, arrays: Mapping[str, Array], dim: int, n_parts: in
     if not good:
         return "its centres and covariances have shapes that are not allowed"
     return _not_positive(arrays["covariance"], dim)
+
+
+def _average_objection(kind: str, arrays: Mapping[str, Array], dim: int,
+                       n_parts: int) -> str | None:
+    """Why this is no question about the columns of users with models of this length."""
+    try:
+        if kind == "certify":
+            handed_of(arrays["settings"], dim - 1)
+            return _plain_objection(kind, arrays, dim)
+        stage = int(arrays["stage"])
+        question_of(stage, arrays["settings"], dim - 1)
+    except InvalidInput as error:
+        return str(error)
+    if not 0 <= int(arrays["rank"]) < n_parts:
+        return "it is about a part of the rows that does not exist"
+    if stage and not 0 <= int(arrays.get("who", -1)) < N_FOLDS:
+        return "it names no fold to begin with"
+    if stage == len(QUESTIONS) - 1 and (
+            "models" not in arrays or arrays["models"].shape != (N_FOLDS * dim,)):
+        return "it does not say what the kind of models predicts"
+    return None
 
 
 def _not_positive(triangles: Array, dim: int) -> str | None:

@@ -18,9 +18,8 @@ from coterie.base.types import Array, Ints
 from coterie.convex.path import Path
 from coterie.data.users import Users
 from coterie.fitting.kinds import Sharing, choose, choose_wide
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.sources import FitSource
-from coterie.fitting.work import Work
 from coterie.groups.find import describe_better, describe_sizes
 from coterie.groups.random_effects import search_summaries
 from coterie.groups.search import SearchOptions, SearchResult, kind_of, search, search_parts

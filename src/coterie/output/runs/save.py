@@ -269,7 +269,7 @@ def _loss_parts(problem: Problem) -> dict[str, Any]:
     if loss.covariance is not None:
         parts["covariance"] = np.asarray(loss.covariance)
     if loss.scales is not None:
-        sizes, scale = problem.users.data.sizes, loss.scales
+        sizes, scale = problem.users.sizes, loss.scales
         # What every row counts is in the scale.
         noises = scale * sizes if parts["unit"] is None else scale * np.asarray(parts["unit"])
         parts |= {"scale": scale, "noise": float(np.median(noises))}
