@@ -17,6 +17,7 @@ from coterie.base.labels import group_means
 from coterie.base.types import Array, Ints
 from coterie.fitting.average import Average, predicted
 from coterie.fitting.result import Fit
+from coterie.fitting.units import Units
 from coterie.output.plots import style
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _BENT = 0.12  # of a curve's standard deviation that no straight line follows, f
 _VISIBLE = 0.03  # of the spread of all curves, below which nothing is said of a bend
 _OWN = 0.2  # of the bends, that differs between users, from which this is said
 _LEAST, _MANY_VALUES = 1e-9, 5
+_BINARY = 1e-3  # share by which the variance of a column of 0 and 1 may differ
 
 
 def curves(fit: Fit, *, user: object = None, figure: Figure | None = None) -> Figure:
@@ -121,18 +123,17 @@ def curves_of(fit: Fit, *, users: int = 200) -> Curves | None:
     users : most users with curves of their own.
     """
     average, rows = fit.average, getattr(fit.solution.problem.users, "features", None)
-    if average is None or not average.used or rows is None:
+    if average is None or not average.used:
         return None
     n, units = len(fit.labels), fit.units
     some = np.linspace(0, n - 1, min(n, max(users, _SEEN))).round().astype(np.int64)
     # At least one user of every group.
     shown = np.unique(np.concatenate([some, np.unique(fit.labels, return_index=True)[1]]))
-    X = rows * units.scale + units.mean
+    X = None if rows is None else rows * units.scale + units.mean
     found = []
-    for j in _columns(average, X):
-        low, high = (float(end) for end in np.quantile(X[:, j], _RANGE))
-        x = np.linspace(low, high, _POINTS)
-        found.append(_along(fit, average, j, x, shown))
+    for j in _columns(average, units, X):
+        low, high = _ends(average, X, j)
+        found.append(_along(fit, average, j, np.linspace(low, high, _POINTS), shown))
     spread = max((float(np.ptp(curve.users)) for curve in found), default=0.0)
     found = [curve._replace(bends=curve.bends and _moves(curve) > _VISIBLE * spread)
              for curve in found]
@@ -156,12 +157,33 @@ def _target(fit: Fit) -> str:
     return name or "prediction"
 
 
-def _columns(average: Average, X: Array) -> list[int]:
-    """Columns that may bend, or that have several values and vary."""
-    some = X[:: max(1, len(X) // 20_000)]
+def _columns(average: Average, units: Units, X: Array | None) -> list[int]:
+    """Columns that may bend, or that have several values; where rows are with their users, those
+    that are not of 0 and 1.
+    """
     bent = {curve.column for scale in average.scales for curve in scale.basis.curves}
+    if X is None:
+        return [j for j in range(len(units.mean)) if j in bent or not is_binary(units, j)]
+    some = X[:: max(1, len(X) // 20_000)]
     return [j for j in range(X.shape[1])
             if j in bent or len(np.unique(some[:, j])) >= _MANY_VALUES]
+
+
+def is_binary(units: Units, j: int) -> bool:
+    """Whether a column holds 0 and 1 only: then its variance is mean (1 - mean)."""
+    mean, scale = float(units.mean[j]), float(units.scale[j])
+    return 0.0 < mean < 1.0 and abs(scale**2 / (mean * (1.0 - mean)) - 1.0) < _BINARY
+
+
+def _ends(average: Average, X: Array | None, j: int) -> tuple[float, float]:
+    """Between which values a column is drawn."""
+    if X is not None:
+        low, high = (float(end) for end in np.quantile(X[:, j], _RANGE))
+        return low, high
+    basis = average.scales[0].basis
+    ends = basis.range[:, j] * basis.scale[j] + basis.mean[j]
+    low, high = (float(end) for end in (np.exp(ends) if basis.logs[j] else ends))
+    return low, high
 
 
 def _along(fit: Fit, average: Average, j: int, x: Array, shown: Ints) -> DrawnCurve:
