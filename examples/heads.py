@@ -67,8 +67,8 @@ from coterie.embeddings import extract, from_arrays
 from coterie.fitting import Settings, fit
 from coterie.fitting.scores import worse_than_alone
 from coterie.lab.baselines import IFCA, ODCL, Baseline, Ditto, FineTuning, Global, Local, Oracle
-from coterie.lab.baselines.averaging import curvature, descend
 from coterie.lab.baselines.base import BaselineRun, Choices, Outcome
+from coterie.lab.baselines.pooling import curvature, descend
 from coterie.lab.experiments.federations import (
     prepare,
     row_errors,

@@ -125,7 +125,7 @@ def test_signs_are_classes():
 
 def test_squared_losses_need_two_rounds_and_less_than_three_hessians():
     users = drawn("regression", n_users=12)
-    found = ct.federate(users)
+    found = ct.federate(users, settings=Settings(average="off"))
     assert [line.stage for line in found.history] == ["moments", "certify"]
     dim = found.models.shape[1]
     up = found.ledger.total("numbers", direction="up") / users.n_users

@@ -75,6 +75,27 @@ def test_two_classes():
     assert right.mean() > best.mean() - 0.03
 
 
+def test_counts():
+    rng = np.random.default_rng(2)
+    owner, models = np.repeat(np.arange(16), 200), 0.5 * rng.normal(size=(2, 3))
+    X = rng.normal(size=(len(owner), 3))
+    mean = np.exp((X * models[owner % 2]).sum(axis=1) + 1.0)
+    users = ct.Users.from_arrays(X, rng.poisson(mean).astype(float), owner)
+    clip = {**dict.fromkeys(users.feature_names, (-3, 3)), "target": (0, 30)}
+    fit = ct.federate(users, "poisson", privacy=ct.Privacy(epsilon=6.0, clip=clip, experiment=1))
+    assert fit.settings.task == "counts"
+    assert adjusted_rand_score(fit.labels, np.arange(16) % 2) == 1.0
+
+    def excess(models: np.ndarray) -> float:  # of the deviance above that of the true means
+        told = fit.units.predict(X, models)
+        return float(np.mean(told - mean - mean * np.log(told / mean)))
+
+    assert excess(fit.at_home[owner]) < 0.02
+    assert excess(fit.models[owner]) < 0.3 * excess(np.tile(fit.together, (len(owner), 1)))
+    with pytest.raises(InvalidInput, match="not negative"):
+        ct.federate(users, "poisson", privacy=ct.Privacy(epsilon=6.0, clip={**clip, "target": (-9, -1)}))
+
+
 def test_bounds_can_be_found_with_a_part_of_the_budget(shops):
     fit = ct.federate(shops.users, privacy=ct.Privacy(epsilon=8.0, experiment=2))
     assert [line.stage for line in fit.history] == ["release", "release", "release", "home"]
@@ -153,7 +174,7 @@ def test_a_private_run_is_saved_certified_and_shown(fit, tmp_path):
 
 @pytest.mark.parametrize(("more", "match"), [
     ({"lam": 0.1, "loss": ct.Squared()}, "chooses its lam"), ({"held_out": 0.2}, "held out"),
-    ({"loss": "poisson"}, "two classes"), ({"loss": "squared_hinge"}, "two classes"),
+    ({"loss": "huber"}, "two classes"), ({"loss": "squared_hinge"}, "two classes"),
 ])
 def test_what_cannot_be_private_is_refused(shops, more, match):
     with pytest.raises(InvalidInput, match=match):

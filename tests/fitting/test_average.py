@@ -13,8 +13,8 @@ from coterie.base.errors import InvalidInput
 from coterie.datasets import clustered
 from coterie.estimators import PersonalizedClassifier, PersonalizedRegressor
 from coterie.fitting import Settings, fit
-from coterie.fitting.average import Average, Squares, weights_of
-from coterie.fitting.basis import Basis, Grid, Sketch
+from coterie.fitting.average import Average, ErrorProducts, weights_of
+from coterie.fitting.basis import _CENTRES, Basis, Grid, Sketch
 from coterie.fitting.candidates import folds_of
 from coterie.fitting.columns import GridQuestion
 from coterie.fitting.sources import pooled_moments
@@ -97,7 +97,7 @@ def test_curves_are_held_beyond_the_range():
 def test_the_curve_of_a_column_has_no_straight_part_and_mean_square_one():
     basis, sketch = learned_basis(bent())
     some = sketch.counts[0, 0, :-1] > 0
-    z = np.linspace(-6, 6, 97)[:-1][some] + 6 / 96  # the middles of the cells
+    z = _CENTRES[some]
     curve, share = basis.curves[0].of(z), sketch.counts[0, 0, :-1][some] / sketch.rows.sum()
     np.testing.assert_allclose(np.stack([np.ones(len(z)), z]) @ (share[:, None] * curve), 0.0, atol=1e-8)
     assert share @ (curve**2).sum(axis=1) == pytest.approx(1.0, rel=1e-3)
@@ -258,7 +258,7 @@ def test_weights_of_equally_good_independent_options_are_equal():
     errors = errors @ np.linalg.inv(np.linalg.cholesky(errors.T @ errors / 4000)).T  # orthonormal
 
     def weights(wrong: np.ndarray) -> np.ndarray:
-        return weights_of(Squares.of((wrong.T @ wrong)[None], np.array([len(wrong)])))
+        return weights_of(ErrorProducts.of((wrong.T @ wrong)[None], np.array([len(wrong)])))
 
     np.testing.assert_allclose(weights(errors), 0.5, atol=1e-3)
     np.testing.assert_allclose(weights(errors * [1.0, 2.0]), [0.8, 0.2], atol=1e-3)

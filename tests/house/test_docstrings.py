@@ -17,7 +17,7 @@ import coterie
 APART = ("federated.flower", "federated.runtimes.cluster", "federated.runtimes.keys", "__main__")
 NAMES = [info.name.removeprefix("coterie.") for info in pkgutil.walk_packages(coterie.__path__, "coterie.")]
 #: Modules that must have examples.
-WITH_EXAMPLES = ("data.encoding", "data.files", "data.participants", "data.scaling", "data.users", "embeddings",
+WITH_EXAMPLES = ("data.encoding", "data.files", "data.moments", "data.participants", "data.users", "embeddings",
                  "estimators.clustering", "estimators.personalized",
                  "fitting.prepare", "fitting.settings", "output.runs.from_table", "output.runs.load",
                  "output.runs.save", "base.storage")

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import CoterieWarning, InvalidInput, MissingExtra
+from coterie.base.errors import CoterieWarning, InvalidInput, require_extra
 from coterie.base.machine import free_memory
 from coterie.base.types import Flags, Ints
 from coterie.data.frames import (
@@ -497,10 +497,8 @@ def _read_all(file: io.BufferedIOBase) -> Iterator[bytes]:
 
 
 def _unpack_zstd(raw: bytes) -> Iterator[bytes]:
-    try:
+    with require_extra("zstandard", "tables", "Reading files packed with zstd"):
         import zstandard
-    except ImportError as error:
-        raise MissingExtra("zstandard", "tables", "Reading files packed with zstd") from error
     at = 0
     try:
         while at < len(raw):  # a file may be several frames, one after the other

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.base.errors import ROW, InvalidInput, MissingExtra
+from coterie.base.errors import ROW, InvalidInput, MissingExtra, require_extra
 from coterie.base.storage import write_atomically
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.validation import check_unique, is_input, show
@@ -176,10 +176,8 @@ def check_readable(path: str | PathLike[str]) -> None:
 
 
 def _polars() -> Any:
-    try:
+    with require_extra("polars", "tables", "Reading tables from files"):
         import polars
-    except ImportError as error:
-        raise MissingExtra("polars", "tables", "Reading tables from files") from error
     return polars
 
 
@@ -248,15 +246,13 @@ def beside(frame: Any, columns: dict[str, list[Any]]) -> Any:
 
 def write_parquet(columns: Any, path: str | PathLike[str]) -> None:
     """Columns, or a frame, as a Parquet file, written atomically."""
-    try:
+    with require_extra("polars", "tables", "Writing Parquet files"):
         import polars
-    except ImportError as error:
-        raise MissingExtra("polars", "tables", "Writing Parquet files") from error
     if isinstance(columns, dict):
         columns = polars.DataFrame({name: _unify_types(values) for name, values in columns.items()})
     stream = io.BytesIO()
     columns.write_parquet(stream)
-    write_atomically(path, stream.getvalue())
+    write_atomically(path, stream.getvalue(), shared=True)
 
 
 # ---- columns of a polars frame, of any type

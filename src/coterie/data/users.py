@@ -190,7 +190,16 @@ class Users(Participants):
                        targets=None if self.targets is None else self.targets[rows])
 
     def keep_rows(self, chosen: Flags) -> Users:
-        """Only these rows (n_samples,); all users stay, also those who are left without any."""
+        """Only these rows; all users stay, also those who are left without any.
+
+        Parameters
+        ----------
+        chosen : (n_samples,) True for the rows that stay.
+
+        Returns
+        -------
+        Users
+        """
         counts = np.bincount(self.owner[chosen], minlength=self.n_users)
         return self._rows(np.flatnonzero(chosen), counts, self.names)
 

@@ -316,16 +316,19 @@ def _settle_task(agreement: Agreement, nodes: Sequence[tuple[str, Introduction]]
     """The task of prepared numbers in a fit: that of the loss named, or by the targets."""
     kinds = {node.targets for _, node in nodes}
     signs = kinds == {"signs"}
-    require(privacy is None or ("none" not in kinds and asked not in ("counts", "clustering")
-                                and loss in ("auto", "squared", "logistic")),
-            "a private fit predicts numbers (squared loss) or two classes (logistic loss)",
-            "Use the loss 'squared' or 'logistic', or leave epsilon out")
+    require(privacy is None or ("none" not in kinds and asked != "clustering"
+                                and loss in ("auto", "squared", "logistic", "poisson")),
+            "a private fit predicts numbers (squared loss), two classes (logistic loss) or counts "
+            "(Poisson loss)",
+            "Use the loss 'squared', 'logistic' or 'poisson', or leave epsilon out")
     if "none" in kinds:
         if len(kinds) > 1:
             raise InvalidInput("some nodes have targets and others have none",
                                remedy="Give all of them targets")
         return replace(agreement, task="clustering")
     task = LOSSES[loss].task if loss in LOSSES else None
+    if privacy is not None and asked == "counts" and loss == "auto":
+        task = "counts"
     if task is None or task == "clustering":
         task = "classification" if signs else "regression"
     n_classes = 2 * (task == "classification")
@@ -436,8 +439,11 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
     ------
     InvalidInput : a column of which too little is public.
     """
-    user, target, task = deployment.user, deployment.target, deployment.task
-    require(target, "a private fit needs a target", "Give --target COLUMN")
+    user, target = (_one_column(tables, what, getattr(deployment, what))
+                    for what in ("user", "target"))
+    task = deployment.task
+    require(target, "a private fit needs a target",
+            "Set target in the configuration of the nodes, or give --target COLUMN")
     numbers = set.intersection(*(set(table.features) for table in tables))
     given = dict(privacy.clip) if isinstance(privacy.clip, Mapping) else {}
     named, drop = split_names(deployment.features), (target, user, *split_names(deployment.drop))
@@ -455,13 +461,27 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
                     for name in names)
     classes = privacy.levels_of(target)
     if len(classes) > 2:
-        raise InvalidInput(f"a private fit predicts two classes or numbers, and {target!r} has "
-                           f"{len(classes)} classes", remedy="Predict one class against the others")
-    require(classes or task not in ("classification", "counts"),
+        raise InvalidInput("a private fit predicts two classes, numbers or counts, and "
+                           f"{target!r} has {len(classes)} classes",
+                           remedy="Predict one class against the others")
+    require(classes or task != "classification",
             f"the classes of {target!r} are not public", f"Name them in clip: {target}=no|yes")
-    return Recipe(user=user, target=target, task="classification" if classes else "regression",
+    counts = task == "counts" or deployment.fit.loss == "poisson"
+    require(not (classes and counts), f"clip names classes of {target!r}, which is to be counts",
+            f"Give its bounds, for example {target}=0:100")
+    return Recipe(user=user, target=target,
+                  task="classification" if classes else "counts" if counts else "regression",
                   classes=classes, class_kind="str", columns=columns,
                   notes=(f"Private: only the columns {show(*names)} are used{why}",))
+
+
+def _one_column(tables: Sequence[Introduction], what: str, given: str) -> str:
+    """The column of users or of targets: that of the run, or the one that all nodes have set."""
+    named = sorted({getattr(table, what) for table in tables} - {""})
+    if not given and len(named) > 1:
+        raise InvalidInput(f"nodes have set different columns as {what}: {show(*named)}",
+                           remedy="Give all nodes the same user and target")
+    return given or next(iter(named), "")
 
 
 def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:

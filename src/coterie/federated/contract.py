@@ -29,7 +29,7 @@ from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.private.policy import check as check_budget
 from coterie.federated.protocol.messages import KINDS
 from coterie.federated.settings import by_present_names, key_of
-from coterie.federated.sources import Table
+from coterie.federated.sources import Encoded, Table
 
 log = logging.getLogger("coterie.federated")
 ARGS = "args."  # begins the names of settings of the owner's own data function
@@ -316,8 +316,9 @@ class Contract:
         if not self.private:
             return Introduction.of(source, private=private)
         if isinstance(source, Table):
-            return Introduction(source.names, targets="table", features=tuple(
-                name for name, kind in self.kinds_of_columns.items() if kind == _NUMBER))
+            return Introduction(source.names, targets="table", user=self.user, target=self.target,
+                                features=tuple(name for name, kind in self.kinds_of_columns.items()
+                                               if kind == _NUMBER))
         targets = ("none" if source.targets is None
                    else "signs" if self.task == "classification" else "numbers")
         return Introduction(source.names, source.feature_names, targets=targets)
@@ -348,8 +349,10 @@ class Contract:
                               remedy="Begin the run again in another folder")
         return facts
 
-    def users(self, agreement: Agreement, source: Users | Table) -> Users:
+    def users(self, agreement: Agreement, source: Users | Table | Encoded) -> Users:
         """The rows as numbers, by a recipe that is permitted."""
+        if isinstance(source, Encoded):
+            return source.users
         if not self.private:
             known = self.levels(agreement.recipe, source)
             return agreement.given(source, known=known)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from coterie.base.errors import InvalidInput
+from coterie.base.labels import many
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.moments import SecondMoments
@@ -46,11 +47,11 @@ from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round, Session, SetAside
 from coterie.federated.settings import Deployment, FederationSettings
 from coterie.fitting.averaging import Declined
-from coterie.fitting.columns import Answer, HandedAverage, Question, packed
+from coterie.fitting.columns import Answer, ColumnQuestion, HandedAverage, packed
 from coterie.fitting.fit import fit, fit_source
 from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.sources import (
     Around,
     Expanded,
@@ -61,7 +62,6 @@ from coterie.fitting.sources import (
     scores_of,
 )
 from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics, learn_units
-from coterie.fitting.work import Work
 from coterie.groups.summaries import Hypotheses, Reply, Told
 from coterie.losses import Loss, Personal
 from coterie.problem.account import Account
@@ -235,7 +235,7 @@ class MomentsSource(RowsFitSource):
     def moments(self, part: int) -> tuple[Ints, Array, Array]:
         return pooled_moments(self.stand_ins[part])
 
-    def ask_average(self, part: int, question: Question, some: Ints,
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
                     fields: Answer) -> Iterator[tuple[Ints, Answer]]:
         told = ask_average(self.session, self.dim, part, question, fields)
         yield some, {name: rows[some] for name, rows in told.items()}
@@ -247,7 +247,7 @@ class MomentsSource(RowsFitSource):
                                tol, self.sizes, self.units.task, local.problem)
 
 
-def ask_average(session: Session, dim: int, part: int, question: Question,
+def ask_average(session: Session, dim: int, part: int, question: ColumnQuestion,
                 fields: Answer) -> Answer:
     """What all users answer for an average.
 
@@ -301,7 +301,18 @@ def describe(asker: Session, agreement: Agreement,
                                         standardize=settings.standardize))
         sizes.append(rows)
         mean = units[0].mean_target(rows, target[:, k, 0])
+    if len(sizes) > 1:
+        _say_unscored(asker, sizes[0] - sizes[1])
     return units, sizes, mean
+
+
+def _say_unscored(session: Session, held: Ints) -> None:
+    """Say at the start what a missing consent costs: users who hold out no rows are not scored."""
+    without = int((held == 0).sum())
+    if without and getattr(session.runtime, "apart", False):
+        log.warning("%s of %s hold out no rows, because these would be too few to send, so their "
+                    'models are not scored; their owners can set consent = "hessians" in the node '
+                    "configuration.", f"{without:,}", many(len(held), "user"))
 
 
 class SessionSource:
@@ -373,7 +384,7 @@ class SessionSource:
     def moments(self, part: int) -> tuple[Ints, Array, Array]:
         raise NotImplementedError  # of classes and counts no average is looked for
 
-    def ask_average(self, part: int, question: Question, some: Ints,
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
                     fields: Answer) -> Iterator[tuple[Ints, Answer]]:
         raise NotImplementedError
 
@@ -440,6 +451,8 @@ def _second_moments(session: Session, agreement: Agreement,
                    for j in range(k)))
     parts = [SecondMoments(counts[:, j].astype(np.int64), means[:, j], squares[j])
              for j in range(k)]
+    if k > 1:
+        _say_unscored(session, parts[1].counts)
     everything = parts[0] if k == 1 else parts[0].add(parts[1])
     users = everything.users(agreement.names, agreement.features)
     if k == 1:

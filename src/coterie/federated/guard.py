@@ -28,7 +28,7 @@ from coterie.federated.contract import LEAST_ROWS, Contract
 from coterie.federated.private.ledger import LoggedAnswer, NodeLedger, Question
 from coterie.federated.private.release import PRIVATE
 from coterie.federated.protocol.messages import Message
-from coterie.federated.sources import SOURCES, Table
+from coterie.federated.sources import SOURCES, Encoded, Table
 from coterie.fitting.candidates import N_FOLDS
 from coterie.fitting.columns import SumsQuestion, question_of
 from coterie.losses import Huber, HuberDistance, SquaredHinge
@@ -69,7 +69,7 @@ class Guard:
     (False, (0.2, 7, 0))
     """
 
-    def __init__(self, contract: Contract, source: Users | Table,
+    def __init__(self, contract: Contract, source: Users | Table | Encoded,
                  ledger: NodeLedger | None = None) -> None:
         self.owned, self.source, self.settings = contract.owned, source, contract
         self.consent = not self.owned or contract.consent == "hessians"
@@ -81,6 +81,8 @@ class Guard:
     @cached_property
     def rows(self) -> dict[Any, str]:
         """A digest of every user's rows."""
+        if isinstance(self.source, Encoded):
+            return self.source.digests
         return row_digests(self.source) if self.owned else {}
 
     def __enter__(self) -> Self:

@@ -36,7 +36,7 @@ from coterie.federated.agreement import Agreement
 from coterie.federated.bounds import MOST_BYTES, alike, check_agreement, check_data, objection
 from coterie.federated.client import Data, answer_all
 from coterie.federated.contract import Contract
-from coterie.federated.guard import Guard
+from coterie.federated.guard import Guard, default_folder
 from coterie.federated.private.release import finished_at_home, objection_to
 from coterie.federated.protocol.messages import (
     VERSION,
@@ -156,7 +156,9 @@ class Node:
             share, seed = self._split_asked()
         except (Refused, InvalidInput) as error:
             return NodeReplies({}, dict.fromkeys(queries, _reason(error)))
-        source = _own_business(lambda: sources.load(self.config, self.read), contract)
+        kept = self._kept_rows(contract, agreement)
+        source = (None if kept is None else sources.Encoded.read(kept)) or _own_business(
+            lambda: sources.load(self.config, self.read), contract)
         with Guard(contract, source) as guard:
             try:
                 split = guard.holdout(share, seed, agreement.task, len(agreement.features))
@@ -164,6 +166,9 @@ class Node:
             except Refused as error:
                 guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
                 return NodeReplies({}, dict.fromkeys(queries, error.reason))
+            if kept is not None and isinstance(source, sources.Table):
+                sources.Encoded(users=users, n_columns=source.n_columns,
+                                digests=guard.rows).write(kept)
             if contract.private:  # a loss may refuse values: models are finished apart
                 data = Data(SquaredDistance(), Samples(users, users.n_features))
             else:
@@ -172,6 +177,16 @@ class Node:
             return self._answers(guard, agreement, replace(
                 data, keeper=guard.ledger, about=_encoding(agreement),
                 grouping=contract.user), queries)
+
+    def _kept_rows(self, contract: Contract, agreement: Agreement) -> Path | None:
+        """The file in which the rows are kept as numbers by this recipe, if they can be kept."""
+        state = sources.state_of(self.config) if contract.owned else ""
+        if not state:
+            return None
+        spec = json.dumps([state, sorted(contract.config.items()), _encoding(agreement)],
+                          default=str)
+        name = hashlib.sha256(spec.encode()).hexdigest()[:32]
+        return Path(contract.ledger_dir or default_folder(contract)) / "rows" / f"{name}.coterie"
 
     def _split_asked(self) -> tuple[float, int]:
         """The share of rows to hold out, and its seed."""

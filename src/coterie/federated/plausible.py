@@ -42,8 +42,7 @@ _TYPICAL = 1e3  # a curvature counts at most so many times as much, or as little
 #: Numbers that are never negative.
 _NOT_NEGATIVE = ("curvature", "stiffness", "residual", "size", "rounding", "diagonal", "m2",
                  "count", "information")
-#: Answers of which one user may be a law to itself only within so many times the median of the
-#: others.
+#: Answers of one user that are rejected above `_FAR` times the median of the others.
 _VOTES = {"evidence": ("evidence",), "summary": ("hessian",), "train": ("point",)}
 _FAR = 1e6
 _UNKNOWN = -1e300  # an evidence that a user could not compute

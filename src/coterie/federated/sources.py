@@ -8,16 +8,19 @@ already, and are used as they are.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, located, require
+from coterie.base.errors import CoterieError, InvalidInput, located, require
+from coterie.base.storage import pack, unpack, write_atomically
 from coterie.data import simulated as datasets
 from coterie.data.files import read_table, row_place
 from coterie.data.frames import as_frame, read_cells, row_names
@@ -95,6 +98,62 @@ class Table:
         place = self.place
         return replace(self, frame=self.frame[rows],
                        place=None if place is None else lambda k: place(rows[k]))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Encoded:
+    """The rows of a table as numbers, which a node keeps between two messages.
+
+    Parameters
+    ----------
+    users : the numbers.
+    n_columns : of the table, before they were encoded.
+    digests : of every user's rows as they are in the table.
+    """
+
+    users: Users
+    n_columns: int
+    digests: dict[Any, str]
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """Of the users."""
+        return self.users.names
+
+    def write(self, file: Path) -> None:
+        """Keep them in a file, instead of those in other files of its folder."""
+        users = self.users
+        write_atomically(file, pack({
+            "features": users.features, "offsets": users.offsets, "names": list(users.names),
+            "targets": users.targets, "columns": list(users.feature_names),
+            "n_columns": self.n_columns, "digests": list(self.digests.items())}))
+        for other in file.parent.glob("*.coterie"):
+            if other != file:
+                other.unlink(missing_ok=True)
+
+    @classmethod
+    def read(cls, file: Path) -> Encoded | None:
+        """Those in a file; None where there is none, or it is damaged."""
+        with contextlib.suppress(OSError, CoterieError, KeyError, TypeError, ValueError):
+            kept = unpack(file.read_bytes(), str(file))
+            users = Users(kept["features"], kept["targets"], kept["offsets"],
+                          tuple(kept["names"]), tuple(kept["columns"]))
+            return cls(users=users, n_columns=int(kept["n_columns"]),
+                       digests=dict(map(tuple, kept["digests"])))
+        return None
+
+
+def state_of(config: Config) -> str:
+    """A text that is another one when the table is another one; empty where nothing says so."""
+    if str(config.get("data", "")) not in ("csv", "parquet"):
+        return ""
+    try:
+        file = Path(_path(config)).resolve()
+        state = file.stat()
+    except OSError:
+        return ""
+    return json.dumps([version("coterie"), str(file), state.st_ino, state.st_size,
+                       state.st_mtime_ns, state.st_ctime_ns])
 
 
 def in_order(names: Iterable[Any]) -> tuple[Any, ...]:

@@ -197,7 +197,7 @@ def predicted(units: Units, X: Array, models: Array) -> Array:
 # -- weights
 
 
-class Judged(Protocol):
+class LeftOut(Protocol):
     """What is known of the kind that was chosen, option 0, and of candidates on rows left out."""
 
     @property
@@ -219,7 +219,7 @@ class Judged(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Squares:
+class ErrorProducts:
     """Of numbers: products of errors, summed over rows.
 
     Parameters
@@ -262,7 +262,7 @@ class Squares:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class RowsLeftOut:
     """Of classes and counts: predictions of rows, in the order of their users.
 
     Parameters
@@ -311,7 +311,7 @@ class Rows:
         return self.of(self.task, self.told[rows], self.y[rows], self.owner[rows])
 
 
-def weights_of(judged: Judged) -> Array:
+def weights_of(judged: LeftOut) -> Array:
     """(n_options,) by exponentiated gradient steps, with weights under `_LEAST` left out."""
     n = judged.n_options
     weights, rate = np.full(n, 1.0 / n), 1.0
@@ -334,7 +334,7 @@ def weights_of(judged: Judged) -> Array:
     return np.asarray(weights / weights.sum())
 
 
-def gains_of(judged: Judged) -> Array:
+def gains_of(judged: LeftOut) -> Array:
     """(n_users,) by how much the average is better than the first option, for each user with the
     weights that the others give: the weights themselves are not judged by their own rows.
     """
@@ -361,7 +361,7 @@ def row_losses(task: Task, told: Array, y: Array) -> Array:
                              - y + mean))
 
 
-class Verdict(NamedTuple):
+class StackedWeights(NamedTuple):
     """Weights of the kind and the candidates, and of the candidates' variances."""
 
     weights: Array
@@ -370,7 +370,7 @@ class Verdict(NamedTuple):
     error: float
 
     @classmethod
-    def of(cls, judged: Judged, *, numbers: bool, differ: bool) -> Self:
+    def of(cls, judged: LeftOut, *, numbers: bool, differ: bool) -> Self:
         """The average where it is clearly better or, if models of the kind differ between all users
         anyway, not clearly worse; else the kind alone with, of numbers, the variances of the best
         candidate.

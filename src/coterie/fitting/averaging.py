@@ -21,17 +21,17 @@ from typing import Protocol
 import numpy as np
 
 from coterie.base.errors import InvalidInput
-from coterie.base.triangles import square
+from coterie.base.storage import square
 from coterie.base.types import Array, Ints
 from coterie.data.encoding import Task
 from coterie.data.moments import SecondMoments
 from coterie.data.users import Users
 from coterie.fitting.average import (
     Average,
+    ErrorProducts,
     Part,
-    Rows,
-    Squares,
-    Verdict,
+    RowsLeftOut,
+    StackedWeights,
     predicted,
 )
 from coterie.fitting.basis import Basis, Grid, Sketch
@@ -50,10 +50,10 @@ from coterie.fitting.candidates import (
 )
 from coterie.fitting.columns import (
     Answer,
-    Frame,
+    ColumnFrame,
+    ColumnQuestion,
     GridQuestion,
     LeftOutQuestion,
-    Question,
     Shared,
     SumsQuestion,
     quantiles_of,
@@ -95,7 +95,7 @@ class Asked(Protocol):
         rows, in the units given.
         """
 
-    def ask_average(self, part: int, question: Question, some: Ints,
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
                     fields: Answer) -> Iterator[tuple[Ints, Answer]]:
         """Answers of some users, in turns, each with its users; raises `Declined` where there are
         none.
@@ -151,7 +151,7 @@ def find_average(source: Asked, part: int, sharing: Sharing,
     scales = _scales(sketch, grid, settings)
     if not scales:
         return None
-    frame = Frame(settings.task, settings.seed, tuple(scales), Limits(low, high))
+    frame = ColumnFrame(settings.task, settings.seed, tuple(scales), Limits(low, high))
     first = starts_of(sketch.own[:, 0, 0], sketch.rows)
     units = source.part_units[part]
     if settings.task != "regression":
@@ -213,7 +213,7 @@ def _centre(sketch: Sketch, grid: Grid, task: Task, s: int) -> tuple[float, floa
     return float(np.log(share / (1.0 - share))), 1.0
 
 
-def _candidates(frame: Frame, settings: Settings) -> list[Candidate]:
+def _candidates(frame: ColumnFrame, settings: Settings) -> list[Candidate]:
     """The models that are compared; the level alone is not, where logarithms are asked for."""
     some = [k for k in range(len(frame.scales))
             if settings.scale != "log" or k or len(frame.scales) == 1]
@@ -224,8 +224,8 @@ def _candidates(frame: Frame, settings: Settings) -> list[Candidate]:
 # -- numbers: by sums
 
 
-def _from_sums(source: Asked, part: int, units: Units, first: Ints, sharing: Sharing, frame: Frame,
-               settings: Settings) -> Average | None:
+def _from_sums(source: Asked, part: int, units: Units, first: Ints, sharing: Sharing,
+               frame: ColumnFrame, settings: Settings) -> Average | None:
     """Steps 2 to 4 for numbers."""
     # 2. Sums, and candidates.
     sizes = source.moments(part)[0]
@@ -243,8 +243,8 @@ def _from_sums(source: Asked, part: int, units: Units, first: Ints, sharing: Sha
     if int((rows > 0).sum()) < 2:
         return None
     products = square(told["values"], 1 + len(candidates))[rows > 0]
-    verdict = Verdict.of(Squares.of(products, rows[rows > 0]), numbers=True,
-                         differ=sharing.differ)
+    verdict = StackedWeights.of(ErrorProducts.of(products, rows[rows > 0]), numbers=True,
+                                differ=sharing.differ)
     # 4. The parts, and distances.
     kept = np.flatnonzero(np.maximum(verdict.weights[1:], verdict.spread) > 0)
     question = question._replace(
@@ -332,7 +332,7 @@ def _kind_models(units: Units, scale: Scale, folds: list[ModelSums], sharing: Sh
 # -- classes and counts: by rows in this process
 
 
-def _from_rows(units: Units, users: Users, first: Ints, sharing: Sharing, frame: Frame,
+def _from_rows(units: Units, users: Users, first: Ints, sharing: Sharing, frame: ColumnFrame,
                settings: Settings) -> Average | None:
     """Steps 2 to 4 for classes and counts."""
     scales = [replace(scale, basis=scale.basis.of_users(users)) for scale in frame.scales]
@@ -347,8 +347,8 @@ def _from_rows(units: Units, users: Users, first: Ints, sharing: Sharing, frame:
     learned = learn_working(candidates, scales, sample, some, folds, settings.task, frame.limits)
     kind = _kind_left_out(units, sample, sharing_of(sharing, some), folds)
     told = np.stack([kind, *(one.told for one in learned)], axis=1)[left]
-    judged = Rows.of(settings.task, told, sample.targets[left], sample.owner[left])
-    verdict = Verdict.of(judged, numbers=False, differ=sharing.differ)
+    judged = RowsLeftOut.of(settings.task, told, sample.targets[left], sample.owner[left])
+    verdict = StackedWeights.of(judged, numbers=False, differ=sharing.differ)
     parts = []
     for k in np.flatnonzero(verdict.weights[1:] > 0):
         candidate = candidates[k]
@@ -358,13 +358,13 @@ def _from_rows(units: Units, users: Users, first: Ints, sharing: Sharing, frame:
     return _assembled(settings.task, verdict, parts, scales, frame.limits, np.zeros(0))
 
 
-def _part(candidate: Candidate, verdict: Verdict, k: int, estimate: Estimate,
+def _part(candidate: Candidate, verdict: StackedWeights, k: int, estimate: Estimate,
           gradient: float) -> Part:
     return Part(candidate.name, candidate.scale, float(verdict.weights[1 + k]),
                 float(verdict.spread[k]), estimate, gradient)
 
 
-def _assembled(task: Task, verdict: Verdict, parts: list[Part], scales: list[Scale],
+def _assembled(task: Task, verdict: StackedWeights, parts: list[Part], scales: list[Scale],
                limits: Limits, quantiles: Array) -> Average:
     """The average, with the scales that it needs."""
     used = list(dict.fromkeys(part.scale for part in parts))

@@ -28,8 +28,11 @@ _KEPT = 1e-4  # singular value over the largest below which a direction of a cur
 _VARIES = 1e-6  # variance inside users over the whole, from which a column varies there
 _BETWEEN = 1e-3  # standard deviation of users' means from which they are a column
 _LOWEST = 0.5  # of the smallest value: logarithms are taken of no less
-CELLS, _REACH = 96, 6.0  # of a histogram, and how far it goes in units of the grid
-_CENTRES: Array = np.linspace(-_REACH, _REACH, 2 * CELLS + 1)[1::2]
+# Of the cells of a histogram: finer where most rows of any column are.
+_EDGES = np.concatenate([np.linspace(-6.0, -1.5, 37), np.linspace(-1.5, 1.5, 145)[1:],
+                         np.linspace(1.5, 6.0, 37)[1:]])
+_CENTRES: Array = 0.5 * (_EDGES[1:] + _EDGES[:-1])
+CELLS = len(_CENTRES)
 _DIGITS = 12  # binary ones of the units of a grid
 _SCREENED = 8  # curves up to which all that there can be are taken
 _GAIN = 1.5  # F statistic of a curve, from which it is taken where there are many columns
@@ -89,9 +92,9 @@ class Sketch(NamedTuple):
         assert y is not None
         z, lost = grid.units(np.column_stack([users.features, y]))
         width, rows = z.shape[2], users.counts
-        cells = np.clip(np.floor((z + _REACH) * (CELLS / (2 * _REACH))), 0, CELLS - 1)
+        cells = np.clip(np.searchsorted(_EDGES, z, side="right") - 1, 0, CELLS - 1)
         cells[1][lost] = CELLS
-        places = cells.astype(np.int64) + (owner * (CELLS + 1))[:, None]
+        places = cells + (owner * (CELLS + 1))[:, None]
         size = n * (CELLS + 1)
         left = z[0, :, -1] - (np.bincount(owner, z[0, :, -1], n) / np.maximum(rows, 1))[owner]
         counts = np.stack([[np.bincount(places[s, :, j], minlength=size).reshape(n, -1)
@@ -114,8 +117,7 @@ class Sketch(NamedTuple):
     def limits(self, j: int) -> tuple[float, float]:
         """The least and the largest value of a column, in units of the grid, to a cell."""
         some = np.flatnonzero(self.counts[0, j, :CELLS])
-        half = _REACH / CELLS
-        return float(_CENTRES[some[0]]) - half, float(_CENTRES[some[-1]]) + half
+        return float(_EDGES[some[0]]), float(_EDGES[some[-1] + 1])
 
 
 class ColumnCurve(NamedTuple):

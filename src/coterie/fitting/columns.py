@@ -7,8 +7,8 @@
 
 A user knows its own sums, so that candidates are sent without their personal parts: what everybody
 shares, and the covariance. Users find the rest at home. A table answers by the functions here, and
-so do users elsewhere: a question is a list of arrays (`Question.arrays`), and an answer has one row
-for each user.
+so do users elsewhere: a question is a list of arrays (`ColumnQuestion.arrays`), and an answer has
+one row for each user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput
-from coterie.base.triangles import square, triangle
+from coterie.base.storage import square, triangle
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.users import Users
@@ -47,7 +47,7 @@ _REMEDY = "Install the same version of coterie on the server and at the nodes"
 _SLACK = 1e-6  # relative, of what answers demand of each other
 
 
-class Question(Protocol):
+class ColumnQuestion(Protocol):
     """One question to all users."""
 
     @property
@@ -136,7 +136,7 @@ def _total(answers: Sequence[Answer], name: str) -> Array:
     return total
 
 
-class Frame(NamedTuple):
+class ColumnFrame(NamedTuple):
     """What users need to know of columns and folds.
 
     Parameters
@@ -215,7 +215,7 @@ def whole_of(parts: Sequence[ModelSums]) -> ModelSums:
 class SumsQuestion(NamedTuple):
     """Sums of all columns of the basis, by scale and fold."""
 
-    frame: Frame
+    frame: ColumnFrame
 
     @property
     def stage(self) -> int:
@@ -227,7 +227,7 @@ class SumsQuestion(NamedTuple):
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Self:
         """The question of these arrays."""
-        return cls(Frame.of(arrays)[0])
+        return cls(ColumnFrame.of(arrays)[0])
 
     def answer(self, users: Users, fields: Fields) -> Answer:
         n, folds = users.n_users, self.frame.folds(users, fields["who"])
@@ -322,7 +322,7 @@ class LeftOutQuestion(NamedTuple):
         distances are asked for; else empty.
     """
 
-    frame: Frame
+    frame: ColumnFrame
     candidates: tuple[Candidate, ...]
     shared: tuple[tuple[Shared, ...], ...]
     weights: Array
@@ -343,7 +343,7 @@ class LeftOutQuestion(NamedTuple):
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Self:
         """The question of these arrays."""
-        frame, rest = Frame.of(arrays)
+        frame, rest = ColumnFrame.of(arrays)
         candidates, shared = [], []
         (n,), weights, spread, *rest = rest
         for _ in range(int(n)):
@@ -423,14 +423,14 @@ class HandedAverage(NamedTuple):
     parts : name, scale, weight, spread, and what everybody shares.
     """
 
-    frame: Frame
+    frame: ColumnFrame
     own: float
     parts: tuple[tuple[int, float, float, Shared], ...]
 
     @classmethod
     def send(cls, average: Average) -> Self:
         """That of an average."""
-        return cls(Frame(average.task, 0, average.scales, average.limits), average.own,
+        return cls(ColumnFrame(average.task, 0, average.scales, average.limits), average.own,
                    tuple((part.scale, part.weight, part.spread, Shared.of(part.estimate))
                          for part in average.parts))
 
@@ -444,7 +444,7 @@ class HandedAverage(NamedTuple):
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> Self:
         """From numbers."""
-        frame, rest = Frame.of(arrays)
+        frame, rest = ColumnFrame.of(arrays)
         (n, own), *rest = rest
         parts = []
         for _ in range(int(n)):
@@ -470,7 +470,7 @@ class HandedAverage(NamedTuple):
 QUESTIONS = (GridQuestion, SumsQuestion, LeftOutQuestion)
 
 
-def question_of(stage: int, numbers: Array, n_features: int) -> Question:
+def question_of(stage: int, numbers: Array, n_features: int) -> ColumnQuestion:
     """The question that was sent, if it is one about so many features.
 
     Raises
@@ -478,8 +478,9 @@ def question_of(stage: int, numbers: Array, n_features: int) -> Question:
     InvalidInput : numbers that are none; nothing was computed with them.
     """
     try:
-        question = QUESTIONS[stage].of(unpacked(numbers))
-        good = _fits(question, n_features)
+        with np.errstate(invalid="ignore"):  # casts of what is no position
+            question = QUESTIONS[stage].of(unpacked(numbers))
+            good = _fits(question, n_features)
     except (IndexError, ValueError, TypeError, OverflowError) as error:
         raise InvalidInput(f"its numbers are no question of stage {stage}",
                            remedy=_REMEDY) from error
@@ -491,9 +492,10 @@ def question_of(stage: int, numbers: Array, n_features: int) -> Question:
 def handed_of(numbers: Array, n_features: int) -> HandedAverage:
     """The average that was sent, as `question_of`."""
     try:
-        sent = HandedAverage.of(unpacked(numbers))
-        good = _frame_fits(sent.frame, n_features) and len(sent.parts) <= _MOST and all(
-            _shared_fits(sent.frame, k, one) for k, _, _, one in sent.parts)
+        with np.errstate(invalid="ignore"):
+            sent = HandedAverage.of(unpacked(numbers))
+            good = _frame_fits(sent.frame, n_features) and len(sent.parts) <= _MOST and all(
+                _shared_fits(sent.frame, k, one) for k, _, _, one in sent.parts)
     except (IndexError, ValueError, TypeError, OverflowError) as error:
         raise InvalidInput("its numbers are no average", remedy=_REMEDY) from error
     if not good:
@@ -501,7 +503,7 @@ def handed_of(numbers: Array, n_features: int) -> HandedAverage:
     return sent
 
 
-def _fits(question: Question, n_features: int) -> bool:
+def _fits(question: ColumnQuestion, n_features: int) -> bool:
     if isinstance(question, GridQuestion):
         mean, scale = question.grid
         return mean.shape == scale.shape == (2, n_features + 1) and bool((scale > 0).all())
@@ -518,7 +520,7 @@ def _fits(question: Question, n_features: int) -> bool:
                 for one, folds in zip(question.candidates, question.shared, strict=True)))
 
 
-def _frame_fits(frame: Frame, n_features: int) -> bool:
+def _frame_fits(frame: ColumnFrame, n_features: int) -> bool:
     """Whether a basis is about these features, and no wider than allowed."""
     good = 0 < len(frame.scales) <= 2 and 0 <= frame.seed < 1 << 53
     for scale in frame.scales:
@@ -536,7 +538,7 @@ def _frame_fits(frame: Frame, n_features: int) -> bool:
     return good
 
 
-def _shared_fits(frame: Frame, k: int, one: Shared) -> bool:
+def _shared_fits(frame: ColumnFrame, k: int, one: Shared) -> bool:
     """Whether a model is one of the columns of a scale."""
     if not 0 <= k < len(frame.scales):
         return False
@@ -579,21 +581,22 @@ def unpacked(numbers: Array) -> list[Array]:
     ------
     InvalidInput : numbers that are no arrays.
     """
-    out, at = list[Array](), 1
+    out, at = list[Array](), 0
 
     def take(count: int) -> Array:
         nonlocal at
-        if count < 0 or at + count > numbers.size:
-            raise InvalidInput("the numbers of a question end too early",
-                               remedy=_REMEDY)
+        if at + count > numbers.size:
+            raise InvalidInput("the numbers of a question end too early", remedy=_REMEDY)
         part = numbers[at:at + count]
         at += count
         return part
 
-    for _ in range(int(numbers[0]) if numbers.size else 0):
-        shape = take(min(int(take(1)[0]), 3)).astype(np.int64)
-        if (shape < 0).any() or (shape > numbers.size).any():
-            raise InvalidInput("a question has an array of no possible shape",
-                               remedy=_REMEDY)
-        out.append(take(int(np.prod(shape))).reshape(shape))
+    def size(number: float) -> int:
+        if not 0 <= number <= numbers.size or number != int(number):
+            raise InvalidInput(f"a question has {number:g} arrays or axes", remedy=_REMEDY)
+        return int(number)
+
+    for _ in range(size(take(1)[0])):
+        shape = [size(axis) for axis in take(min(size(take(1)[0]), 3))]
+        out.append(take(int(np.prod(shape, dtype=object))).reshape(shape))
     return out

@@ -52,17 +52,16 @@ from coterie.fitting.judge import ChooseParts, Chosen, judge_summaries, judge_wi
 from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.result import Fit, SentModels
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import FinishedParts, FitProgress, Settings, Work
 from coterie.fitting.sources import Around, FitSource, Judged, RowsFitSource
 from coterie.fitting.stability import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.units import Units, learn_units
-from coterie.fitting.work import FinishedParts, FitProgress, Work
-from coterie.groups.refining import Refining
 from coterie.groups.search import SearchOptions, propose, whole_problem
 from coterie.groups.spread import solve_damped
 from coterie.groups.summaries import Summaries, ridge_of
 from coterie.losses import Samples
 from coterie.losses.derived import Remote
+from coterie.losses.newton import Refining
 from coterie.losses.rows import too_wide
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
@@ -207,12 +206,13 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
         path = Path(problem=solution.problem, solutions=(solution,), tol=settings.tol)
     why = choice.sentence
     if settings.task != "clustering":
-        why = f"{sentence_of(sharing.kind, choice.means)} {why}"
+        kind = "alone" if sharing.n_groups == len(sharing.labels) > 1 else sharing.kind
+        why = f"{sentence_of(kind, choice.means)} {why}"
     average = averages[0]
     if average is not None and average.used:
         why = f"{average.sentence(sharing.kind)} {why}"
     stability = None
-    if sharing.labels.any() and sharing.kind != "alone":
+    if 1 < sharing.n_groups < len(sharing.labels) and sharing.kind != "alone":
         work.show("stability of the groups")
         drawn = draw_wide_groups(source.loss, source.parts[0], shared[0].centres, settings) \
             if choice.known is None else draw_groups(choice.known, sharing, settings)
@@ -242,6 +242,8 @@ def _find_averages(source: FitSource, choices: list[Chosen], settings: Settings,
                 break
     except Declined as error:  # without scores of its own there is none
         warnings.warn(f"no average of kinds of models: {error}", CoterieWarning, stacklevel=2)
+        return None, None
+    except np.linalg.LinAlgError:  # the kind needs none of these models
         return None, None
     return found[0], found[1]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,8 +24,15 @@ from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.fitting.average import Average, predicted
 from coterie.fitting.averaging import Asked
-from coterie.fitting.columns import Answer, Question
-from coterie.fitting.scores import METRICS, Scores, worse_than_alone
+from coterie.fitting.columns import Answer, ColumnQuestion
+from coterie.fitting.scores import (
+    INTERVAL,
+    METRICS,
+    Scores,
+    covered_by,
+    reliability_of,
+    worse_than_alone,
+)
 from coterie.fitting.units import Units, UserStatistics
 from coterie.groups.summaries import RowsSource, Source
 from coterie.groups.wide import fit_models
@@ -133,7 +140,7 @@ class RowsFitSource(RowsSource):
     def moments(self, part: int) -> tuple[Ints, Array, Array]:
         return pooled_moments(self.given[part])
 
-    def ask_average(self, part: int, question: Question, some: Ints,
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
                     fields: Answer) -> Iterator[tuple[Ints, Answer]]:
         users = self.given[part]
         for each in np.array_split(some, max(1, len(some) // _AT_ONCE)):
@@ -168,7 +175,27 @@ class RowsFitSource(RowsSource):
             errors = units.errors_of(mean, test)
             told[:, 0] = units.scores_of(errors, test)
         worse = worse_than_alone(errors, units.errors(models[1], test), test)
-        return scores_of(judged, units.task, told, worse, int(test.sizes.sum()))
+        scores = scores_of(judged, units.task, told, worse, int(test.sizes.sum()))
+        checked: dict[str, Any] = self._checked(judged, models[0])
+        return replace(scores, **checked)
+
+    def _checked(self, judged: Judged, models: Array) -> dict[str, Array]:
+        """How good intervals and probabilities are on held-out rows."""
+        test, units, average = self.test, self.train_units, judged.average
+        assert test is not None
+        y = test.targets
+        if y is None or units.n_classes > 2 or (units.n_classes and not units.loss.log_odds):
+            return {}
+        if units.task == "counts" or not (units.n_classes or average is not None):
+            return {}
+        told = predicted(units, test.features, models[test.owner])
+        reach = np.zeros(len(y))
+        if average is not None:
+            told, errors = average.predict(test.features, test.owner, told)
+            reach = average.quantile(INTERVAL) * errors if average.quantiles.size else reach
+        if units.n_classes:
+            return {"reliability": reliability_of(told, y > 0)}
+        return {"covered": covered_by(y, told, reach, test)} if reach.any() else {}
 
     def _own(self) -> Array:
         """(n_users, dim) models from each user's own rows that are not held out."""

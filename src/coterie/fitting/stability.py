@@ -7,7 +7,7 @@ times. Each time, starting from the groups, centres are fitted and every user mo
 that fits best, until nothing moves.
 
 Two numbers say how far that leads: the adjusted Rand index of the groups before and after (1 for
-the same groups, about 0 for groups drawn by dice), and for each user how often it stays.
+the same groups, about 0 for random groups), and for each user how often it stays.
 
 The number of groups is given. How far a new search agrees, which may find another number, is seen
 from the groups that were found without the held-out rows.

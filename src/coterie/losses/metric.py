@@ -5,7 +5,7 @@ An eigenvalue is a number in [0, inf]. Along an axis of price inf a model cannot
 entirely personal). The covariance C_i = P_i^-1 has the inverse eigenvalues, so either matrix can
 say both.
 
-`Space` and `Objective` are the search for personal models around centres: where they may lie, at
+`Space` and `objective_of` are the search for personal models around centres: where they may lie, at
 which price, and the objective there.
 """
 
@@ -23,6 +23,7 @@ from coterie.base.types import Array, Flags, Indices
 from coterie.data.users import Participants
 from coterie.losses.base import Loss, Samples
 from coterie.losses.frame import Frame
+from coterie.losses.newton import Evaluate
 
 #: A number, a diagonal (dim,), a matrix (dim, dim), or one per user: (n_users, 1, dim) and
 #: (n_users, dim, dim).
@@ -265,37 +266,30 @@ class Space:
         return steps
 
 
-@dataclass(frozen=True, eq=False)
-class Objective:
+def objective_of(loss: Loss, samples: Samples, who: Indices, space: Space, origin: Array,
+                 linear: Array | None, lift: Array) -> Evaluate:
     """f(origin + span c) + <linear, span c> + 1/2 c' price c + lift of some users, for `minimise`.
     """
 
-    loss: Loss
-    samples: Samples
-    who: Indices
-    space: Space
-    origin: Array
-    linear: Array | None
-    lift: Array  # (n,) added to values
-
-    def __call__(self, rows: Indices, c: Array, order: int) -> tuple[Array, Array, Array]:
-        step = self.space.local(c, rows)
+    def objective(rows: Indices, c: Array, order: int) -> tuple[Array, Array, Array]:
+        step = space.local(c, rows)
         # a trial point far out is rejected, not reported.
         with np.errstate(over="ignore", invalid="ignore"):
-            f, g, h = self.loss.evaluate_local(self.samples, self.origin[rows] + step, order,
-                                               self.who[rows])
-            price = self.space.price[rows]
+            f, g, h = loss.evaluate_local(samples, origin[rows] + step, order, who[rows])
+            price = space.price[rows]
             force = (price @ c[..., None])[..., 0]
-            f = f + 0.5 * np.einsum("nd,nd->n", force, c) + self.lift[rows]
-            if self.linear is not None:
-                f = f + np.einsum("nd,nd->n", self.linear[rows], step)
-                g = g + self.linear[rows] if order > 0 else g
-            g = self.space.gradients(g, rows) + force if order > 0 else g
-            h = self.space.hessians(h, rows) + price if order > 1 else h
+            f = f + 0.5 * np.einsum("nd,nd->n", force, c) + lift[rows]
+            if linear is not None:
+                f = f + np.einsum("nd,nd->n", linear[rows], step)
+                g = g + linear[rows] if order > 0 else g
+            g = space.gradients(g, rows) + force if order > 0 else g
+            h = space.hessians(h, rows) + price if order > 1 else h
         return f, g, h
 
+    return objective
 
-def lower(objective: Objective, first: Array, second: Array) -> Array:
+
+def lower(objective: Evaluate, first: Array, second: Array) -> Array:
     """For each user the one of two points with the lower objective."""
     rows = np.arange(len(first))
     better = objective(rows, second, 0)[0] < np.nan_to_num(objective(rows, first, 0)[0], nan=np.inf,

@@ -15,8 +15,8 @@ from coterie.data.users import Participants, Users
 from coterie.losses.base import SUMS, DualBounds, Evaluation, Loss, Samples
 from coterie.losses.curvature import EnvelopeCurvature, WideEvaluation
 from coterie.losses.frame import Frame
-from coterie.losses.metric import Form, Metric, Objective, Scale, Space, lower
-from coterie.losses.newton import Minimum, minimise, solve_scaled
+from coterie.losses.metric import Form, Metric, Scale, Space, lower, objective_of
+from coterie.losses.newton import Evaluate, Minimum, minimise, solve_scaled
 from coterie.losses.rows import minimise_wide
 
 _KEPT = 2  # sets of personal models that are remembered
@@ -431,14 +431,14 @@ class Personal(Loss):
         # beside the loss.
         endless = bool(samples.metric.free.any())
         lift = self.loss.sizes(samples.inner)[who] if endless else np.zeros(len(who))
-        objective = Objective(self.loss, samples.inner, who, space, origin, linear, lift)
+        objective = objective_of(self.loss, samples.inner, who, space, origin, linear, lift)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             begin = begin[:, space.kept]
             if not space.kept.any():
                 minimum = Minimum(begin, objective(np.arange(len(who)), begin, 0)[0],
                                   np.zeros(len(who)), np.ones(len(who), dtype=bool))
             elif self.loss.quadratic and linear is None:
-                minimum = self._closed(samples, objective, begin, users)
+                minimum = self._closed(samples, objective, space, begin, users)
             else:
                 if self.loss.steep(samples.inner):
                     zero = metric.along(-centres) if space.turns is None or frame is None \
@@ -448,7 +448,7 @@ class Personal(Loss):
                 minimum = minimum._replace(values=minimum.values - lift)
         return (origin + space.local(minimum.points), space.along(minimum.points)), minimum
 
-    def _closed(self, samples: PersonalSamples, objective: Objective, begin: Array,
+    def _closed(self, samples: PersonalSamples, objective: Evaluate, space: Space, begin: Array,
                 users: Indices | None) -> Minimum:
         """The minimum of quadratic losses: Newton steps with one Hessian."""
         if "system" not in samples.known:
@@ -456,7 +456,7 @@ class Personal(Loss):
             samples.known["system"] = np.array(self.loss.evaluate_local(samples.inner, every,
                 2).hessians)
         h = samples.known["system"] if users is None else samples.known["system"][users]
-        rows, space = np.arange(len(begin)), objective.space
+        rows = np.arange(len(begin))
         h = space.hessians(h, rows) + space.price
         diagonal = np.einsum("nii->ni", h)
         # Of each coordinate alone: prices of tiny columns are huge.

@@ -250,8 +250,8 @@ def _replaced(old: Ragged, users: Ints, received: Ragged | None, reset: Flags) -
 # -- at the server: exact groups from iterates that are only nearly equal
 
 
-def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Array, slopes: Array,
-          curvature: Array) -> Array:
+def fuse_models(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Array,
+                slopes: Array, curvature: Array) -> Array:
     """(n_users, dim) models in which nearly equal ones are made equal, with as few groups as the
     slopes allow.
 
@@ -286,8 +286,8 @@ def fused(graph: Graph, lam: float, pairs: Pairs, models: Array, difference: Arr
     return best
 
 
-def missed(graph: Graph, lam: float, models: Array, duals: Array, lack: Array,
-           values: Array) -> float:
+def estimate_gap(graph: Graph, lam: float, models: Array, duals: Array, lack: Array,
+                 values: Array) -> float:
     """An estimate of the relative gap of models and duals: the users' lacks, and the part of the
     penalty that the duals lack.
     """

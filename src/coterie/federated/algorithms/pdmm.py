@@ -533,8 +533,8 @@ class PDMMMethod(Method):
     def point(self, state: PDMMState) -> tuple[Array, Array | None]:
         curvature = np.where(np.isfinite(state.curvature), state.curvature, 0.0)
         active = ~state.aside
-        models = edges.fused(self.federation.graph, self.federation.lam, self.pairs(state),
-                             state.now, state.difference, state.slopes, curvature)
+        models = edges.fuse_models(self.federation.graph, self.federation.lam, self.pairs(state),
+                                   state.now, state.difference, state.slopes, curvature)
         duals = self.duals(state)
         miss = self._miss(state, models[active], duals)
         # Mu converges later than x: duals built for these models may be better.
@@ -548,8 +548,8 @@ class PDMMMethod(Method):
         """An estimate of the relative gap of these models and duals."""
         active = ~state.aside
         graph = self.federation.graph if active.all() else self.federation.graph.take(active)
-        return edges.missed(graph, self.federation.lam, models, duals,
-                            self._lacks(state, models, duals), state.values[active])
+        return edges.estimate_gap(graph, self.federation.lam, models, duals,
+                                  self._lacks(state, models, duals), state.values[active])
 
     def _lacks(self, state: PDMMState, models: Array, duals: Array) -> Array:
         """(n,) each user's part of the gap, from its slope and curvature."""

@@ -37,10 +37,9 @@ from coterie.fitting.fit import fit, fit_source
 from coterie.fitting.judge import Chosen
 from coterie.fitting.kinds import Comparison, choose
 from coterie.fitting.result import Fit
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.sources import FitSource, RowsFitSource
 from coterie.fitting.units import learn_units
-from coterie.fitting.work import Work
 from coterie.groups.partitions import Judge
 from coterie.groups.search import SearchOptions, search, shortest
 from coterie.groups.summaries import Summaries

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie.base.errors import CoterieError, Incompatible, InvalidInput
+from coterie.base.errors import CoterieError, Incompatible, InvalidInput, require
 from coterie.base.storage import write_atomically
 from coterie.base.types import Array
 from coterie.federated.agreement import Agreement
@@ -49,10 +49,11 @@ from coterie.problem.solution import Status
 
 #: Files of a checkpoint before the first release.
 _BEGUN = ("promise.json", "federation.json", "aside.json", "scaling.json")
-PrivateTask = Literal["regression", "classification"]
+PrivateTask = Literal["regression", "classification", "counts"]
 _WITHIN = 0.99  # share of the values that bounds are found for
 _STANDS_OUT = 4.5  # standard errors: hardly ever one of the thousands of bins without a value
 _WIDTH = 2.0  # standard deviations of a target that count
+_LEAST_LEVEL = 0.05  # mean count of a user over that of all, at least
 # Scale of a column at least, and its usual variance, in half widths of its bounds.
 _LEAST_SCALE, _USUAL = 0.02, 0.1
 _ABSURD = 1e4  # times the typical release: more than users differ
@@ -134,7 +135,7 @@ class Releases:
         return replace(fitted, units=units, sent=sent, solution=solution, recipe=agreement.recipe,
                        settings=replace(settings, task=task, standardize=True),
                        why=f"{fitted.why} {_warning(known)}".strip(),
-                       together=_classes_of(fitted.together[None], fitted, question, task)[0])
+                       together=_linked(fitted.together[None], fitted, question, task)[0])
 
     def _scaled_question(self, session: Session, agreement: Agreement) -> ReleaseQuestion:
         """The question for the summary."""
@@ -206,6 +207,10 @@ def _bounds(session: Session, agreement: Agreement, privacy: Privacy) -> tuple[A
                  for name, bound in zip(names, found, strict=True)}
         stages = stages[1:]
     low, high = np.array([known[name] for name in names], dtype=float).T
+    if agreement.task == "counts":
+        low[-1] = max(low[-1], 0.0)
+        require(low[-1] < high[-1], f"counts are not negative, and the bounds of {names[-1]!r} are",
+                f"Give other bounds in clip, for example {names[-1]}=0:100")
     return 0.5 * (low + high), 0.5 * (high - low), stages
 
 
@@ -268,8 +273,8 @@ def _variances(noisy: Array, error: float) -> Array:
 
 def _in_given_units(fitted: Fit, known: Effective, question: ReleaseQuestion, task: PrivateTask,
                     settings: Settings) -> tuple[Units, SentModels]:
-    """Units between the table and the models, and the models themselves: of classes as those of the
-    logistic loss.
+    """Units between the table and the models, and the models themselves: of classes and counts as
+    those of the logistic and the Poisson loss.
     """
     p = question.n_features
     # From features of a summary to columns.
@@ -281,21 +286,30 @@ def _in_given_units(fitted: Fit, known: Effective, question: ReleaseQuestion, ta
         spread = float(question.scale[-1] * fitted.units.spread)
         centre = float(question.centre[-1] + question.scale[-1] * fitted.units.centre)
     else:
-        loss = make_loss("classification", "logistic", settings.ridge, 2)
+        loss = make_loss(task, "auto", settings.ridge, 2 * (task == "classification"))
     units = Units(task=task, loss=loss, n_classes=2 * (task == "classification"), mean=mean,
                   scale=scale, centre=centre, spread=spread, feature_names=names)
-    return units, SentModels(_classes_of(fitted.centres, fitted, question, task),
-                             _classes_of(fitted.models, fitted, question, task))
+    return units, SentModels(_linked(fitted.centres, fitted, question, task),
+                             _linked(fitted.models, fitted, question, task))
 
 
-def _classes_of(models: Array, fitted: Fit, question: ReleaseQuestion, task: str) -> Array:
+def _linked(models: Array, fitted: Fit, question: ReleaseQuestion, task: str) -> Array:
     """Models of least squares as they are; of two classes as logistic ones, to first order at the
-    mean p:
+    mean p; of counts as those of their logarithm. There least squares with normal features z of
+    variance 1 give slopes m x and the mean m = exp(x_0 + |x|^2 / 2):
 
-        p + t  ->  log(p / (1 - p)) + t / (p (1 - p))
+        p + t       ->  log(p / (1 - p)) + t / (p (1 - p))
+        m + b' z    ->  log(m) - |b / m|^2 / 2 + b' z / m
     """
     if task == "regression":
         return models
+    if task == "counts":
+        told = fitted.units.coefficients(models)[..., 0] * float(question.scale[-1])
+        mean = max(float(question.centre[-1]), _LEAST_SCALE * float(question.scale[-1]))
+        level = np.maximum(told[:, -1] + mean, _LEAST_LEVEL * mean)[:, None]
+        slopes = told[:, :-1] / level
+        bent = np.minimum(0.5 * (slopes**2).sum(axis=1, keepdims=True), 1.0)
+        return np.concatenate([slopes, np.log(level) - bent], axis=1)
     p = float(np.clip(question.centre[-1], 1e-3, 1.0 - 1e-3))
     margins = (fitted.units.coefficients(models)[..., 0] * float(question.scale[-1])
                / (p * (1.0 - p)))

@@ -359,6 +359,12 @@ class NodeLedger:
                                   "reason, time FROM answers ORDER BY id").fetchall()
         return [LoggedAnswer(*row)._replace(user=json.loads(row[2])) for row in rows]
 
+    def totals(self) -> tuple[int, int, int]:
+        """How many answers left, with how many bytes, and how many questions were refused."""
+        row = self._base.execute("SELECT COALESCE(SUM(reason = ''), 0), COALESCE(SUM(bytes), 0), "
+                                 "COALESCE(SUM(reason != ''), 0) FROM answers").fetchone()
+        return int(row[0]), int(row[1]), int(row[2])
+
 
 def _text(user: Any) -> str:
     """A user's name as text; 1 and "1" are two users."""

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.errors import CoterieError
-from coterie.base.triangles import square as square
-from coterie.base.triangles import triangle as triangle
+from coterie.base.storage import square as square
+from coterie.base.storage import triangle as triangle
 from coterie.base.types import Ints
 
 Array = npt.NDArray[Any]

@@ -4,11 +4,10 @@
                                                               # floats_up, ...
     fitted, settings = tune(IFCA, train, validation, loss)    # settings chosen on held-out samples
 
-`pooling`, `averaging` and `clusters` have the federated methods, `central` those for one table with
-a column that names the user, such as mixed models.
+`pooling` and `clusters` have the federated methods, `central` those for one table with a column
+that names the user, such as mixed models.
 """
 
-from coterie.lab.baselines.averaging import FedAvgBaseline, FineTuning, PerFedAvg
 from coterie.lab.baselines.base import BUDGET, Baseline, Fitted, tune
 from coterie.lab.baselines.central import (
     ANCHORS,
@@ -21,10 +20,13 @@ from coterie.lab.baselines.central import (
 from coterie.lab.baselines.clusters import CFL, IFCA, ODCL, Comet, HypCluster, KMeans, ODCLKMeans
 from coterie.lab.baselines.pooling import (
     Ditto,
+    FedAvgBaseline,
+    FineTuning,
     Global,
     Local,
     Mocha,
     Oracle,
+    PerFedAvg,
     SquaredPenaltyBaseline,
 )
 

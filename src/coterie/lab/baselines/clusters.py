@@ -15,8 +15,8 @@ from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.convex.consensus import lam_max
 from coterie.data.moments import Standardizer
 from coterie.data.users import Users
-from coterie.lab.baselines.averaging import curvature, descend, unchanged
 from coterie.lab.baselines.base import BUDGET, Baseline, BaselineRun, Choices, Outcome
+from coterie.lab.baselines.pooling import curvature, descend, unchanged
 from coterie.losses import Loss, Samples, SquaredDistance
 from coterie.losses.blocks import in_blocks
 from coterie.losses.newton import minimise
