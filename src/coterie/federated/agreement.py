@@ -466,7 +466,8 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
                            remedy="Predict one class against the others")
     require(classes or task != "classification",
             f"the classes of {target!r} are not public", f"Name them in clip: {target}=no|yes")
-    counts = task == "counts" or deployment.fit.loss == "poisson"
+    fit = deployment.fit
+    counts = task == "counts" or (fit is not None and fit.loss == "poisson")
     require(not (classes and counts), f"clip names classes of {target!r}, which is to be counts",
             f"Give its bounds, for example {target}=0:100")
     return Recipe(user=user, target=target,
