@@ -457,10 +457,11 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
     classes = privacy.levels_of(target)
     if len(classes) > 2:
         raise InvalidInput("a private fit predicts two classes, numbers or counts, and "
-                           f"{target!r} has {len(classes)} classes", remedy="Predict one class against the others")
+                           f"{target!r} has {len(classes)} classes",
+                           remedy="Predict one class against the others")
     require(classes or task != "classification",
             f"the classes of {target!r} are not public", f"Name them in clip: {target}=no|yes")
-    counts = task == "counts" or deployment.fit.loss == "poisson"
+    counts = task == "counts" or (deployment.fit is not None and deployment.fit.loss == "poisson")
     require(not (classes and counts), f"clip names classes of {target!r}, which is to be counts",
             f"Give its bounds, for example {target}=0:100")
     return Recipe(user=user, target=target,

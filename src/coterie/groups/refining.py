@@ -9,6 +9,8 @@ import numpy as np
 from coterie.base.labels import group_sums
 from coterie.base.types import Array, Ints
 
+_BACK = (0.03, 0.5)  # of a step that leads up, at least and at most
+
 
 class Refining:
     """The models of the groups of a partition, on the way to those that minimise sum_i weights_i
@@ -46,6 +48,11 @@ class Refining:
             update_hessians(self.curvatures, self.trial - self.models,
                             np.where(good[:, None], slopes - self.slopes, 0.0))
         better = good & (losses < self.least)
+        # Where the trial is no better, go back to the least point of the parabola between the two.
+        tried = self.trial - self.models
+        down = -(self.slopes * tried).sum(axis=1)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            back = np.clip(np.nan_to_num(0.5 * down / (losses - self.least + down)), *_BACK)
         self.models[better], self.least[better] = self.trial[better], losses[better]
         self.slopes[better] = slopes[better]
         members = better[self.labels]
@@ -53,10 +60,8 @@ class Refining:
         damping = 1e-9 * np.trace(self.curvatures, axis1=1, axis2=2)[:, None, None] \
             * np.eye(self.trial.shape[1])
         step = np.linalg.solve(self.curvatures + damping, self.slopes[..., None])[..., 0]
-        # Where the last trial was no better, go half way.
-        self.trial = np.where(better[:, None] | ~good[:, None], self.models - step,
-                              0.5 * (self.models + self.trial))
-
+        self.trial = np.where(better[:, None], self.models - step,
+                              self.models + back[:, None] * tried)
 
     @property
     def excess(self) -> float:
