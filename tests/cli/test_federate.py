@@ -80,7 +80,7 @@ def test_without_lam_it_writes_what_fit_writes(table):
     assert run.info["settings"]["data"].endswith(table)
     assert f"Why            {run.why}" in done.stdout
     page = run.report("page.html").read_text()
-    assert "6 users took part in 2 rounds" in page
+    assert "6 users took part in 6 rounds" in page
     assert "coterie federate" in page
     refused = federate(table, "--user", "who", "--target", "y", "--out", "other", "--algorithm", "newton")
     assert refused.returncode == 2
