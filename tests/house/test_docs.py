@@ -100,7 +100,7 @@ def elsewhere(tmp_path, monkeypatch):
 LONG = ("docs/algorithm-1.md", "docs/estimators.md", "docs/federations.md", "docs/plots.md",  # to run
         "docs/embeddings.md")  # needs torch
 
-WITHOUT_CODE = ("docs/reference.md", "docs/public-tables.md")
+WITHOUT_CODE = ("docs/reference.md", "docs/public-tables.md", "docs/flower.md", "docs/operating.md")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in PAGES])
