@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from coterie.base.triangles import square, triangle
 
 import coterie as ct
 from coterie.base.errors import CoterieWarning, InvalidInput
-from coterie.base.triangles import square, triangle
 from coterie.federated.bounds import objection
 from coterie.federated.client import Data
 from coterie.federated.contract import Contract
