@@ -280,7 +280,7 @@ NAMES = {"100": "altona", "101": "barmbek", "102": "climstadt"}
 def runtime_on(nodes: Nodes, status: Path, **changes: Any) -> tuple[Any, Deployment]:
     from coterie.federated.flower import FlowerRuntime
 
-    config = complete({"out": str(status.parent / "out"), "wait": 2.0, **changes})
+    config = complete({"out": str(status.parent / "out"), "wait": 2.0, "average": "off", **changes})
     return FlowerRuntime(nodes, for_nodes(config), deadline=5.0, poll=0.001, sites=NAMES,
                          status=status), Deployment.of(config)
 

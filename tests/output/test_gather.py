@@ -426,8 +426,8 @@ def test_a_server_does_not_count_rows_it_has_not_seen(run):
     document = gather(replace(run, problem=ct.Problem(names, away, 0.4)))
     assert document["counts"] is None
     check(document | {"counts": [1] * run.problem.n_users})
-    names = ", ".join(run.problem.users.feature_names)
-    assert document["subtitle"] == f"{run.problem.n_users} users, 2 columns ({names})"
+    assert document["subtitle"] == f"{run.problem.n_users} users, 2 columns (" + ", ".join(
+        run.problem.users.feature_names) + ")"
     assert document["map"]["kind"] == "projection"
 
 

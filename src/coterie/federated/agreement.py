@@ -30,7 +30,7 @@ import numpy as np
 from coterie.base.errors import Incompatible, InvalidInput, located, require
 from coterie.base.machine import free_memory
 from coterie.base.storage import json_ready, write_atomically
-from coterie.data.columns import Column
+from coterie.data.columns import Column, number_key
 from coterie.data.encoding import Recipe
 from coterie.data.moments import Standardizer
 from coterie.data.participants import Participants
@@ -135,14 +135,23 @@ class Agreement:
         """
         return self.data_of(self.given(source), holdout, seed, least)
 
-    def data_of(self, users: Users, holdout: float, seed: int, least: int = 0) -> Data:
+    def data_of(self, users: Users, holdout: float, seed: int, least: int = 0, *,
+                own: bool = False) -> Data:
         """The data of users whose rows are numbers, as they answer from them; see `Users.hold_out`.
+
+        Parameters
+        ----------
+        users : their rows.
+        holdout, seed, least : which rows are held out.
+        own : whether these are the owner's own choice: then they are the same whatever the server
+            takes the target for, and in whatever order it names the classes.
         """
         # 1. Held-out rows: a run learns from the others only, a fit from all, which include them.
         fits, split, train, held, judged = bool(self.task), None, None, None, None
         if holdout > 0 and self.task != "clustering":
-            split = users.hold_out(holdout, stratify=self.task == "classification", seed=seed,
-                                   least=least)
+            by_class = self._in_own_order(users) if own else None
+            split = users.hold_out(holdout, seed=seed, least=least, stratify=(
+                self.task == "classification" if by_class is None else by_class))
         # 2. The units of the models, and those of models found without the held-out rows.
         units, inner = self.train_units or self.units, self._inner
         if split is not None:
@@ -160,6 +169,14 @@ class Agreement:
             samples = loss.prepare(users)
         return Data(loss, samples, held, train=train, judged=judged, fits=fits,
                     given=given if fits else ())
+
+    def _in_own_order(self, users: Users) -> Any:
+        """(n_rows,) numbers in the order of the targets as they are in the table."""
+        classes = () if self.recipe is None else self.recipe.classes
+        if users.targets is None or not classes:
+            return users.targets
+        order = sorted(range(len(classes)), key=lambda k: number_key(classes[k]))
+        return np.argsort(order)[users.targets.astype(np.int64)].astype(float)
 
     def _inner(self, users: Users) -> Users:
         """Users in the units of the models."""

@@ -89,12 +89,14 @@ def _check_words(agreement: Agreement, own: Mapping[str, Any]) -> None:
         require(type(number) is int and 0 <= number <= _CLASSES, f"there can be {_CLASSES} classes")
     if agreement.loss:
         check_loss(agreement.loss, agreement.loss_options, own)
+    require(isinstance(agreement.signs, bool) and isinstance(agreement.loss_options, str),
+            "signs and options of a loss are none")
+    for one in units:
+        require(one.loss.ridge <= _LARGEST, "the ridge is too large")
     if agreement.recipe is not None:
-        columns = agreement.recipe.columns
-        require(sum(len(column.labels) for column in columns) <= _COLUMNS,
-                f"there can be {_COLUMNS} columns")
-        require(all(np.isfinite(float(column.fill)) for column in columns),
-                "a filled-in number is not finite")
+        require(agreement.features == agreement.recipe.feature_names,
+                "its columns are not those of its recipe")
+        require(len(agreement.recipe.classes) <= _CLASSES, f"there can be {_CLASSES} classes")
 
 
 def check_loss(name: str, options: str, own: Mapping[str, Any]) -> None:

@@ -24,7 +24,7 @@ from coterie.data.frames import row_names
 from coterie.data.users import Users
 from coterie.federated.bounds import too_much
 from coterie.federated.client import Data
-from coterie.federated.contract import LEAST_ROWS, Contract
+from coterie.federated.contract import LEAST_ROWS, PUBLIC, Contract
 from coterie.federated.private.ledger import LoggedAnswer, NodeLedger, Question
 from coterie.federated.private.release import PRIVATE
 from coterie.federated.protocol.messages import Message
@@ -33,7 +33,6 @@ from coterie.fitting.candidates import N_FOLDS
 from coterie.fitting.columns import SumsQuestion, question_of
 from coterie.losses import Huber, HuberDistance, SquaredHinge
 
-PUBLIC = "public"  # the split key of an owner to whom it does not matter which rows are held out
 # a fit of classes needs about 200.
 _QUESTIONS, _KINKED_QUESTIONS, _LEAST_QUESTIONS = 1_000, 300, 100
 _KINKED = (SquaredHinge, Huber, HuberDistance)  # three gradients on a line single out a row

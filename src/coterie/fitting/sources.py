@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -176,26 +176,25 @@ class RowsFitSource(RowsSource):
             told[:, 0] = units.scores_of(errors, test)
         worse = worse_than_alone(errors, units.errors(models[1], test), test)
         scores = scores_of(judged, units.task, told, worse, int(test.sizes.sum()))
-        checked: dict[str, Any] = self._checked(judged, models[0])
-        return replace(scores, **checked)
+        return self._checked(scores, judged, models[0])
 
-    def _checked(self, judged: Judged, models: Array) -> dict[str, Array]:
-        """How good intervals and probabilities are on held-out rows."""
+    def _checked(self, scores: Scores, judged: Judged, models: Array) -> Scores:
+        """The scores with how good intervals and probabilities are on held-out rows."""
         test, units, average = self.test, self.train_units, judged.average
         assert test is not None
         y = test.targets
         if y is None or units.n_classes > 2 or (units.n_classes and not units.loss.log_odds):
-            return {}
+            return scores
         if units.task == "counts" or not (units.n_classes or average is not None):
-            return {}
+            return scores
         told = predicted(units, test.features, models[test.owner])
         reach = np.zeros(len(y))
         if average is not None:
             told, errors = average.predict(test.features, test.owner, told)
             reach = average.quantile(INTERVAL) * errors if average.quantiles.size else reach
         if units.n_classes:
-            return {"reliability": reliability_of(told, y > 0)}
-        return {"covered": covered_by(y, told, reach, test)} if reach.any() else {}
+            return replace(scores, reliability=reliability_of(told, y > 0))
+        return replace(scores, covered=covered_by(y, told, reach, test)) if reach.any() else scores
 
     def _own(self) -> Array:
         """(n_users, dim) models from each user's own rows that are not held out."""

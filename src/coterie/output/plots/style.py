@@ -99,7 +99,7 @@ def add_legend(axes: Any, looks: list[Look], line: bool = False) -> None:
                     key=lambda k: -looks[k].size)
     alone, rest = sum(look.size == 1 for look in looks), shared[_NAMED:]
     style: dict[str, Any] = {"linewidth": 2.0 * line, "markersize": 0.0 if line else 6.0}
-    handles = [Line2D([], [], color=looks[k].colour, marker=looks[k].shape, label=f"group {k}: "
+    handles = [Line2D([], [], color=looks[k].colour, marker=looks[k].shape, label=f"group {k + 1}: "
                       f"{many(looks[k].size, 'user')}", **style) for k in shared[:_NAMED]]
     if rest:
         handles.append(Line2D([], [], linewidth=0, label=f"and {many(len(rest), 'group')} more"))

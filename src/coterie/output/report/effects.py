@@ -20,7 +20,7 @@ from coterie.base.labels import many, plural
 from coterie.base.types import Array, Ints
 from coterie.fitting.result import Fit
 from coterie.fitting.units import Units
-from coterie.output.plots.curves import Curves, DrawnCurve
+from coterie.output.plots.along import Curves, DrawnCurve, is_binary
 
 _TOLD, _LISTED = 3, 4  # coefficients of a sentence, and names of a group, at most
 _SMALLER = 0.15  # of the largest difference, below which another one is not told
@@ -28,7 +28,6 @@ _NAMES = re.compile(r"[A-Za-z]{3,20}")
 _ENDINGS = re.compile(r"[\W_]*(id|no|nr|number|name|code|key)$", re.I)
 _NO_NOUN = ("user", "who", "owner", "index", "row", "uid")
 _QUICK = 500_000  # numbers in the rows up to which errors are computed
-_BINARY = 1e-3  # of mean (1 - mean), by which the variance of a column of 0 and 1 may differ
 
 
 class GroupWords(NamedTuple):
@@ -141,9 +140,8 @@ class _Words:
                 if each is not None]
         if self.points:
             return f"{name} {self._pair(both, sign=False)}"
-        mean, scale = float(units.mean[j]), float(units.scale[j])
-        binary = 0 < mean < 1 and abs(scale**2 / (mean * (1 - mean)) - 1) < _BINARY
-        step = 1.0 if binary else _step(scale)
+        binary = is_binary(units, j)
+        step = 1.0 if binary else _step(float(units.scale[j]))
         per = f"with {name.replace('=', ' = ')}" if binary else (
             f"per unit of {name}" if step == 1.0 else f"per {step:,g} of {name}")
         both = [value * step for value in both]

@@ -20,7 +20,7 @@ from coterie.fitting.result import Fit
 from coterie.fitting.scores import INTERVAL, Scores, mean_and_error
 from coterie.losses.derived import Remote
 from coterie.output.plots import View, project
-from coterie.output.plots.curves import curves_of
+from coterie.output.plots.along import curves_of
 from coterie.output.report.effects import errors_of, noun_of
 from coterie.output.report.headline import headline, loss_words, settings_sentence, title_of
 from coterie.problem.account import Account
@@ -129,9 +129,8 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
         # What a federated fit has as rows are not the users' own.
         "map": None if users.n_users == 1 else _map(
             view, samples=account is None or not isinstance(source, Fit)),
-        "coefficients": {**_coefficients(full, view, keep, classes),
-                         "errors": json_ready(errors_of(source)) if isinstance(source, Fit)
-                         else {}},
+        "coefficients": _coefficients(full, view, keep, classes) | {
+            "errors": json_ready(errors_of(source)) if isinstance(source, Fit) else {}},
         "scores": _scores(source, full, keep),
         # Weights inside groups only prove nothing about these groups.
         "bounds": None if isinstance(source, Fit) and source.by_summaries else _bounds(full),

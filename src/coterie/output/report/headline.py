@@ -18,7 +18,7 @@ from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores, mean_and_error
 from coterie.fitting.stability import STABLE
 from coterie.losses import Loss, name_of
-from coterie.output.plots.curves import curves_of
+from coterie.output.plots.along import curves_of
 from coterie.output.report.effects import (
     about,
     describe_curves,
