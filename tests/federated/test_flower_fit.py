@@ -25,6 +25,7 @@ from coterie.federated import entry
 from coterie.federated.membership import join_run, leave_run, write_newcomers
 from coterie.federated.node import load_models
 from coterie.federated.settings import Deployment, complete, for_nodes
+from coterie.fitting.settings import Settings
 from coterie.output.runs.save import write_run
 
 flower = pytest.importorskip("coterie.federated.runtimes.cluster", reason="the extra flower is not installed",
@@ -357,7 +358,7 @@ class Story:
 
 
 @pytest.mark.xdist_group("wire")
-def test_the_commands_of_the_story(one, together, tmp_path):
+def test_the_commands_of_the_story(together, tmp_path):
     """From an empty folder to the page, by the commands of the example, with TLS and registered keys."""
     commands = re.findall(r"^coterie federate (.*?) *(?:#.*)?$", (EXAMPLE / "README.md").read_text(), re.MULTILINE)
     starts = [command.split()[1].removeprefix("kits/") for command in commands if command.startswith("start")]
@@ -371,21 +372,25 @@ def test_the_commands_of_the_story(one, together, tmp_path):
         for name in starts[1:]:
             story.start(name)
         story.wait("server", "The server is ready.")
-        said = story.run("federate", *commands[2 + len(starts)].split())
+        said = story.run("federate", *commands[2 + len(starts)].split(), "average=off")  # two rounds
         print(f"{time.monotonic() - began:.0f} s from an empty folder to the page")
         assert story.sites() == {table.stem: "online" for table in tables}
         with urllib.request.urlopen(f"http://127.0.0.1:{health}/metrics") as answer:
             page = answer.read().decode()
         assert 'coterie_sites{status="online"} 6' in page
-        assert "coterie_answers_total 60" in page
+        out = tmp_path / "kits" / "server" / "run"
+        rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+        assert f"coterie_rounds_total {len(rounds)}\n" in page
+        assert f"coterie_answers_total {30 * len(rounds)}\n" in page
+        assert f'coterie_bytes_total{{direction="up"}} {sum(line["bytes_up"] for line in rounds)}\n' in page
         # A site that is not listed any more is forgotten while the server runs.
         text = (tmp_path / "sites.toml").read_text()
         (tmp_path / "sites.toml").write_text(re.sub(r"(?m)^farmsen.*\n", "", text))
         assert "farmsen: revoked" in story.run("federate", *commands[0].split())
         story.wait("server", "The former key of farmsen is not let in any more.", 60.0)
         assert "farmsen" not in story.sites()
-    assert "round 1 (certify): 30 of 30 answered" in said
-    run = check(tmp_path / "kits" / "server" / "run", one)
+    assert re.search(rf"round {len(rounds) - 1} \(\w+\): 30 of 30 answered", said)
+    run = check(out, ct.fit_table(together, user="ward", target="days", settings=Settings(average="off")))
     assert run.certify(together).holds
     for table in tables:
         np.testing.assert_allclose(load_models(tmp_path / "kits" / table.stem / "models").predict(table)["prediction"],

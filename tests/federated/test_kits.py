@@ -359,9 +359,9 @@ def test_a_node_reads_its_table_once(tmp_path):
     file, read = rows(tmp_path), list[str]()
 
     class Reader(sources.TableReader):
-        def __call__(self, path: Path, separator: str) -> Any:
+        def __call__(self, path: Path, *more: Any) -> Any:
             read.append(path.name)
-            return super().__call__(path, separator)
+            return super().__call__(path, *more)
 
     own = {"data": "csv", "path": str(file), "user": "ward", "target": "days", "ledger-dir": str(tmp_path / "l")}
     asked, config = list[Any](), list[Any]()

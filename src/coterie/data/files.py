@@ -87,9 +87,10 @@ def read_table(path: str | PathLike[str], separator: str | None = None, *,
     [1.5, 2.25]
     """
     kind, raw = _open(path)
-    if kind == "parquet":
-        return read_parquet(path, raw, by_cell)
     name, content = shown(path), raw or b""
+    if kind == "parquet":
+        size = Path(path).stat().st_size if raw is None else len(raw)
+        return read_parquet(path, raw, by_cell, lambda cells: _check_size(name, size, 8 * cells))
     if by_cell:
         if kind != "csv":
             raise InvalidInput("Cells of this file cannot be read one by one", where=name,
@@ -180,8 +181,12 @@ def _check_workbook(path: str, raw: bytes) -> None:
     with (contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError),
           zipfile.ZipFile(io.BytesIO(raw)) as parts):  # one of before 2007, or the reader complains
         size = sum(part.file_size for part in parts.infolist())
-    if size > most_unpacked(len(raw)):
-        raise too_large(path, len(raw), most_unpacked(len(raw)))
+    _check_size(path, len(raw), size)
+
+
+def _check_size(path: str, packed: int, size: int) -> None:
+    if size > most_unpacked(packed):
+        raise too_large(path, packed, most_unpacked(packed))
 
 
 def _is_object(raw: bytes) -> bool:

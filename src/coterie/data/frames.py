@@ -22,15 +22,21 @@ from coterie.base.types import Array, Flags, Ints
 from coterie.data.validation import check_unique, is_input, show
 
 
-def read_parquet(path: str | PathLike[str], raw: bytes | None = None,
-                 by_cell: bool = False) -> Any:
+def read_parquet(path: str | PathLike[str], raw: bytes | None = None, by_cell: bool = False,
+                 check: Callable[[int], object] = int) -> Any:
     """One Parquet file, or its bytes, as a polars frame; a column of lists of d numbers becomes d
-    columns, but not where these would depend on all cells.
+    columns, but not where these would depend on all cells. `check` may refuse so many cells.
     """
     if raw is None:
         check_readable(path)
-    frame = _read(path, lambda pl: pl.read_parquet(path, glob=False) if raw is None else
-                  pl.read_parquet(io.BytesIO(raw)))
+
+    def read(pl: Any) -> Any:
+        scan = pl.scan_parquet(path if raw is None else io.BytesIO(raw), glob=False)
+        columns = len(scan.collect_schema())
+        check(columns * int(scan.select(pl.len()).collect().item()))
+        return scan.collect()
+
+    frame = _read(path, read)
     return frame if by_cell else _unfold(frame)
 
 

@@ -255,8 +255,9 @@ def _check_numbers(numbers: Numbers, present: int, where: str) -> None:
 
 
 def is_text(value: Any, empty: bool = False) -> bool:
-    """Whether this is a text that is not too long."""
-    return isinstance(value, str) and (empty or value != "") and len(value) <= LONGEST
+    """Whether this is a text that is not too long, and can be written."""
+    return (isinstance(value, str) and (empty or value != "") and len(value) <= LONGEST
+            and not any("\ud800" <= letter <= "\udfff" for letter in value))
 
 
 def is_count(value: Any) -> bool:

@@ -70,7 +70,8 @@ def check_agreement(text: str, own: Mapping[str, Any]) -> Agreement:
             _check_scale(np.array(agreement.mean, dtype=float),
                          np.array(agreement.scale, dtype=float), len(agreement.features))
         return agreement
-    except (InvalidInput, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (InvalidInput, LookupError, TypeError, ValueError, AttributeError, RecursionError,
+            ArithmeticError) as error:
         raise Refused(f"the agreement cannot be used: {_short(error)}", remedy=_REMEDY) from error
 
 

@@ -53,6 +53,8 @@ from coterie.output.runs import load_run
 log = logging.getLogger("coterie.federated")
 logger = logging.getLogger("flwr")  # what Flower shows as the run's log
 _MOST = 1 << 28  # largest size of one user's reply in bytes
+_EXPIRES = 10  # deadlines after which a message is given up
+_SILENT = 3  # messages in a row that a node may leave to expire
 
 client = ClientApp()
 tables = TableReader()  # of all nodes that share this process
@@ -139,8 +141,9 @@ class FlowerRuntime:
         # Nodes whose introduction cannot be true, with the reason.
         self.refused: dict[Any, str] = {}
         self.asking: dict[str, int] = {}  # message -> node asked who it holds
-        # Message -> node, users asked, round.
-        self.pending: dict[str, tuple[int, list[int], int]] = {}
+        # Message -> node, users asked, when it was sent.
+        self.pending: dict[str, tuple[int, list[int], float]] = {}
+        self.silent = Counter[int]()  # node -> messages in a row that it has left to expire
 
     @property
     def names(self) -> tuple[Any, ...]:
@@ -189,7 +192,7 @@ class FlowerRuntime:
         self.asking = {number: node for number, node in self.asking.items() if node in live}
         new = sorted(live - self.met.keys() - set(self.asking.values()))
         envelopes = [Envelope(RecordDict({"config": ConfigRecord(self.config)}), node,
-                              "query.users", ttl=10 * self.deadline) for node in new]
+                              "query.users", ttl=_EXPIRES * self.deadline) for node in new]
         ids = list(self.grid.push_messages(envelopes)) if envelopes else []
         self.asking |= {number: node for number, node in zip(ids, new, strict=True) if number}
         end = time.monotonic() + self.deadline
@@ -257,7 +260,7 @@ class FlowerRuntime:
         ids = list(self.grid.push_messages(envelopes)) if envelopes else []
         for number, node in zip(ids, nodes, strict=True):
             if number:
-                self.pending[number] = node, by_node[node], queries.round
+                self.pending[number] = node, by_node[node], time.monotonic()
         singles: list[tuple[int, Message]] = []
         refused: list[tuple[int, str]] = []
         fresh = set(ids) & self.pending.keys()
@@ -270,6 +273,8 @@ class FlowerRuntime:
                 self.tell(f"round {queries.round} ({queries.kind})", round=queries.round)
             for envelope in self._pulled(self.pending) if self.pending else ():
                 asked = self.pending.pop(envelope.metadata.reply_to_message_id, None)
+                if asked is not None:
+                    self.silent[asked[0]] = 0
                 if asked is not None and not envelope.has_error():
                     self._open(envelope, asked[0], asked[1], singles, refused)
                 elif asked is not None:
@@ -281,13 +286,27 @@ class FlowerRuntime:
             time.sleep(self.poll)
         live = set(self.grid.get_node_ids()) if self.pending else set()
         self.pending = {number: asked for number, asked in self.pending.items() if asked[0] in live}
+        self._give_up(len(live), refused)
         waiting = tuple(k for _, users, _ in self.pending.values() for k in users)
         return Replies(singles=tuple(singles), waiting=waiting, refused=tuple(refused))
+
+    def _give_up(self, live: int, refused: list[tuple[int, str]]) -> None:
+        """Ask again where a message has expired; a node that lets several expire is set aside, and
+        at once if another one says it holds its users. Where most are silent, the network is.
+        """
+        for number, (node, users, sent) in list(self.pending.items()):
+            if time.monotonic() < sent + _EXPIRES * self.deadline:
+                continue
+            del self.pending[number]
+            self.silent[node] += 1
+            few = 2 * sum(many > 0 for many in self.silent.values()) < live
+            if self._claimed(node, users) or (few and self.silent[node] >= _SILENT):
+                self._disown(node, users, users, refused)
 
     def _envelope(self, node: int, users: list[int], queries: Batch) -> Envelope:
         asked = {json.dumps(self.names[k]): queries[k].encode() for k in users}
         content = RecordDict({"config": ConfigRecord(self.config), "queries": ConfigRecord(asked)})
-        return Envelope(content, node, "train.answer", ttl=10 * self.deadline,
+        return Envelope(content, node, "train.answer", ttl=_EXPIRES * self.deadline,
                         group_id=str(queries.round))
 
     def _open(self, envelope: Envelope, node: int, users: list[int],
@@ -329,9 +348,14 @@ class FlowerRuntime:
                   "for it")
         log.warning("%s is set aside: %s", self.label(node), reason)
         self.met[node] = self.refused[self.label(node)] = reason
-        others = {name for said in self.met.values() if not isinstance(said, str)
-                  for name in said.names}
-        refused += [(k, f"{REFUSES}{reason}") for k in users if self.names[k] not in others]
+        others = self._claimed(node, users)
+        refused += [(k, f"{REFUSES}{reason}") for k in users if k not in others]
+
+    def _claimed(self, node: int, users: list[int]) -> list[int]:
+        """Those of a node's users whom another node says it holds, too."""
+        names = {name for other, said in self.met.items() if other != node
+                 and not isinstance(said, str) for name in said.names}
+        return [k for k in users if self.names[k] in names]
 
     def snapshot(self) -> dict[str, Any]:
         return {}

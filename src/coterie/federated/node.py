@@ -120,7 +120,7 @@ class Node:
         try:
             contract = self._begin()
             agreed = "agreement" in self.config  # then names are enough
-            private = contract.private or _number(self.config.get("epsilon", 0)) > 0
+            private = contract.private or _positive(self.config.get("epsilon"))
         except (CoterieError, ValueError) as error:
             return {"error": str(error)}
 
@@ -374,8 +374,8 @@ def _name(key: str) -> Any:
     return None
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
+def _positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and value > 0
 
 
 # -- models that a node keeps

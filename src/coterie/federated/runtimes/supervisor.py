@@ -290,7 +290,7 @@ class Service:
             figures |= figures_of_run(self.kit.folder / "run")
         else:
             figures |= figures_of_ledger(self.kit)
-        return 200, "".join(f"{name} {value:g}\n" for name, value in figures.items())
+        return 200, "".join(f"{name} {value:.15g}\n" for name, value in figures.items())
 
 
 def figures_of_run(out: Path) -> dict[str, float]:
