@@ -287,3 +287,16 @@ def test_an_interrupt_keeps_whole_splits(tmp_path, monkeypatch):
     assert done.output.count("Interrupted") == 1
     assert "kept" in done.output
     assert {row[1] for row in csv.reader((tmp_path / "runs.csv").read_text().splitlines()[2:])} == {"200"}
+
+
+def test_the_method_coterie_predicts_as_its_fit_does():
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(20), 30)
+    X = rng.uniform(-2, 2, size=(600, 1))
+    users = ct.Users.from_arrays(X, X[:, 0] ** 2 + rng.normal(size=20)[owner] + 0.2 * rng.normal(size=600), owner)
+    method = lab.coterie_fit(users, "regression", 0, 0)
+    fitted = fit(users, Settings(task="regression"))
+    assert method.note.endswith("averaged")
+    np.testing.assert_allclose(method.decide(users), fitted.predict(users)["prediction"])
+    straight = fitted.units.margins(users.features, fitted.models[users.owner])
+    assert np.abs(method.decide(users) - straight).max() > 0.5

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import logit
 
 import coterie
 from coterie.base.errors import CoterieWarning, interruptible
@@ -35,6 +36,7 @@ from coterie.convex.choice import roc_auc
 from coterie.data.summary import Task
 from coterie.data.users import Users
 from coterie.fitting import Settings, fit
+from coterie.fitting.average import predicted
 from coterie.fitting.scores import worse_than_alone
 from coterie.lab import baselines
 from coterie.lab.baselines import BASELINES, BUDGET, CENTRAL, IFCA, Baseline, Central, CentralFit
@@ -51,13 +53,24 @@ HEADINGS = ("set", "method", "metric", "mean", "spread", "worst decile", "better
 
 
 def coterie_fit(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
-    """`coterie fit` with its default settings as a method for one table: groups, kind of models and
-    personal parts are chosen by the fit itself.
+    """`coterie fit` with its default settings as a method for one table: groups, kind of models,
+    personal parts and averages are chosen by the fit itself.
     """
     fitted = fit(users, Settings(task=task, n_classes=n_classes))
     groups = f", {fitted.n_clusters} groups" if "groups" in fitted.kind else ""
-    return CentralFit(models=fitted.models, note=fitted.kind + groups, decide=lambda rows:
-                      fitted.units.margins(rows.features, fitted.models[rows.owner]))
+    units, average = fitted.units, fitted.average
+
+    def decide(rows: Users) -> Array:
+        models = fitted.models[rows.owner]
+        if average is None or not average.used:
+            return units.margins(rows.features, models)
+        own = predicted(units, rows.features, models)
+        told = average.predict(rows.features, rows.owner, own)[0]
+        return np.asarray(logit(np.clip(told, 1e-12, 1 - 1e-12))) if task == "classification" \
+            else told
+
+    averaged = ", averaged" if average is not None and average.used else ""
+    return CentralFit(decide=decide, models=fitted.models, note=fitted.kind + groups + averaged)
 
 
 OURS = Central(name="coterie", method=coterie_fit)
