@@ -76,7 +76,7 @@ def main() -> None:
         print(f"{options.users:,} users x {options.rows} rows x {options.features} features, "
               f"{path.stat().st_size / 1e6:.0f} MB")
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "coterie.cli", "fit", path, "--user", "who",
+        subprocess.run([sys.executable, "-m", "coterie", "fit", path, "--user", "who",
                         "--target", "y", "--out",
                         out, "--json", "--threads", str(options.threads)], check=True,
                        capture_output=True)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput, MissingExtra, located
+from coterie.base.errors import InvalidInput, located, require_extra
 from coterie.base.storage import pack, unpack, write_atomically
 from coterie.data.files import row_place
 from coterie.data.frames import check_lists, read_parquet
@@ -181,10 +181,8 @@ def extract(encoder: Any, inputs: Any, *, batch_size: int = 256,
 
 def _check_inputs(encoder: Any, inputs: Any, batch_size: int) -> Any:
     """Refuse what `extract` cannot work with; returns torch."""
-    try:
+    with require_extra("torch", "torch", "Extracting embeddings with an encoder"):
         import torch
-    except ImportError as error:
-        raise MissingExtra("torch", "torch", "Extracting embeddings with an encoder") from error
     if not isinstance(encoder, torch.nn.Module):
         raise InvalidInput(f"encoder must be a torch.nn.Module, got {type(encoder).__name__}",
                            remedy="Use from_arrays for embeddings that are computed already")

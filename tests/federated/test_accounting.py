@@ -67,3 +67,21 @@ def test_delta_is_the_largest_advantage_of_an_observer(mu, epsilon):
 def test_what_is_no_budget_is_refused(epsilon, delta):
     with pytest.raises(InvalidInput, match=r"epsilon|delta"):
         mu_of(epsilon, delta)
+
+
+def discrete_delta(epsilon: float, s: int, shift: int) -> float:
+    """That of integers with P(z) ~ exp(-z^2 / (2 s^2)) where one row moves the sum by `shift`: all of its terms."""
+    first = math.floor(epsilon * s * s / shift - shift / 2) - 2
+    z = np.arange(max(first, -40 * s), max(first, 0) + 40 * s, dtype=float)
+    likely, other = (np.exp(-((z + at) ** 2) / (2.0 * s * s)) / (math.sqrt(2 * math.pi) * s) for at in (0, shift))
+    return float(np.maximum(likely - math.exp(epsilon) * other, 0.0).sum())
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 4.0])
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
+def test_integers_keep_the_promise_of_normal_noise(epsilon, mu):
+    """At the fineness of releases; on a coarse grid they do not."""
+    s = 1 << 20
+    assert discrete_delta(epsilon, s, round(mu * s)) <= delta_of(epsilon, mu * (1 + 2.0**-16)) * (1 + 1e-9)
+    coarse = [discrete_delta(epsilon, 2, shift) / delta_of(epsilon, shift / 2) for shift in (1, 2, 3, 5)]
+    assert max(coarse) > 1 + 2.0**-16  # the twin: with 2 instead of 2^20 steps

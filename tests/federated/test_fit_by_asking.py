@@ -125,7 +125,7 @@ def test_signs_are_classes():
 
 def test_squared_losses_need_two_rounds_and_less_than_three_hessians():
     users = drawn("regression", n_users=12)
-    found = ct.federate(users)
+    found = ct.federate(users, settings=Settings(average="off"))
     assert [line.stage for line in found.history] == ["moments", "certify"]
     dim = found.models.shape[1]
     up = found.ledger.total("numbers", direction="up") / users.n_users
@@ -161,6 +161,11 @@ def test_what_cannot_be_fitted_is_refused(options, complaint):
 def test_users_who_never_answer_are_named():
     users = drawn("regression", n_users=4, rows=6)
     away = np.zeros((1, 4), dtype=bool)
-    away[0, 2] = True
-    with pytest.raises(ct.Incompatible, match="1 of 4 users do not answer"):
+    away[0, 2:] = True
+    with pytest.raises(ct.Incompatible, match="2 of 4 users do not answer"):
         ct.federate(users, faults=ct.Faults(away=away))
+    away[0, 2] = False  # one of few keeps nobody from learning
+    fit = ct.federate(users, faults=ct.Faults(away=away))
+    assert list(fit.aside) == [users.names[3]]
+    alone = ct.federate(users.take([0, 1, 2]))
+    assert np.array_equal(fit.models, alone.models)

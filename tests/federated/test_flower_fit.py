@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import runpy
+import shutil
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -318,36 +320,104 @@ def test_after_somebody_left_the_next_run_asks_for_the_certificate_only(hospital
 # On the wire: in one process of the tests, one after the other
 
 
+class Story:
+    """The commands of the example, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.started = folder, dict[str, subprocess.Popen[bytes]]()
+        self.port = flower.free_port()
+        text = (EXAMPLE / "sites.toml").read_text()
+        (folder / "sites.toml").write_text(text.replace("port = 9092", f"port = {self.port}"))
+
+    def run(self, *words: str, seconds: float = 400) -> str:
+        done = subprocess.run([sys.executable, "-m", "coterie", *words], cwd=self.folder, capture_output=True,
+                              text=True, timeout=seconds)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def start(self, name: str, *words: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.started[name] = subprocess.Popen(
+                [sys.executable, "-m", "coterie", "federate", "start", f"kits/{name}", *words], cwd=self.folder,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+    def wait(self, name: str, words: str, seconds: float = 240.0, number: int = 1) -> None:
+        log = self.folder / f"{name}.log"
+        flower.wait(lambda: log.exists() and log.read_text().count(words) >= number, seconds, lambda: None)
+
+    def sites(self) -> dict[str, str]:
+        said = json.loads(self.run("federate", "status", "kits/server", "--json"))
+        return {site["name"]: site["status"] for site in said["sites"]}
+
+    def __enter__(self) -> Story:
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        flower.end(list(self.started.values()))
+
+
 @pytest.mark.xdist_group("wire")
 def test_the_commands_of_the_story(one, together, tmp_path):
-    """From an empty folder to the page, by the scripts of the example, with TLS and registered keys."""
-    folder = tmp_path / "federation"
-    tables = STORY["write_tables"](folder / "tables")
-    env = {**os.environ, "FOLDER": str(folder), "PORT": str(flower.free_port()),
-           "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    began, started = time.monotonic(), list[subprocess.Popen[bytes]]()
-
-    def start(*words: str) -> None:
-        with (tmp_path / f"{words[-1]}.log").open("wb") as log:
-            started.append(subprocess.Popen([EXAMPLE / words[0], *words[1:]], env=env, stdout=log,
-                                            stderr=subprocess.STDOUT, start_new_session=True))
-
-    try:
-        start("server.sh")
-        flower.wait((folder / "ready").exists, 240.0, lambda: None)
-        for k, table in enumerate(tables):
-            start("hospital.sh", str(k), table.stem)
-        done = subprocess.run([EXAMPLE / "run.sh"], env=env, capture_output=True, text=True, timeout=400)
+    """From an empty folder to the page, by the commands of the example, with TLS and registered keys."""
+    commands = re.findall(r"^coterie federate (.*?) *(?:#.*)?$", (EXAMPLE / "README.md").read_text(), re.MULTILINE)
+    starts = [command.split()[1].removeprefix("kits/") for command in commands if command.startswith("start")]
+    assert len(commands) + 2 <= 15  # with the tables and a prediction
+    began, health = time.monotonic(), flower.free_port()
+    with Story(tmp_path) as story:
+        tables = STORY["write_tables"](tmp_path / "tables")
+        story.run("federate", *commands[0].split())
+        assert "200 rows of 5 users" in story.run("federate", *commands[1].split())
+        story.start(starts[0], "--health", f"127.0.0.1:{health}", "--json-logs")
+        for name in starts[1:]:
+            story.start(name)
+        story.wait("server", "The server is ready.")
+        said = story.run("federate", *commands[2 + len(starts)].split())
         print(f"{time.monotonic() - began:.0f} s from an empty folder to the page")
-    finally:
-        flower.end(started)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 2 (certify): 30 of 30 answered" in done.stdout
-    run = check(folder / "run", one)
+        assert story.sites() == {table.stem: "online" for table in tables}
+        with urllib.request.urlopen(f"http://127.0.0.1:{health}/metrics") as answer:
+            page = answer.read().decode()
+        assert 'coterie_sites{status="online"} 6' in page
+        assert "coterie_answers_total 60" in page
+        # A site that is not listed any more is forgotten while the server runs.
+        text = (tmp_path / "sites.toml").read_text()
+        (tmp_path / "sites.toml").write_text(re.sub(r"(?m)^farmsen.*\n", "", text))
+        assert "farmsen: revoked" in story.run("federate", *commands[0].split())
+        story.wait("server", "The former key of farmsen is not let in any more.", 60.0)
+        assert "farmsen" not in story.sites()
+    assert "round 1 (certify): 30 of 30 answered" in said
+    run = check(tmp_path / "kits" / "server" / "run", one)
     assert run.certify(together).holds
     for table in tables:
-        np.testing.assert_allclose(load_models(folder / "models" / table.stem).predict(table)["prediction"],
+        np.testing.assert_allclose(load_models(tmp_path / "kits" / table.stem / "models").predict(table)["prediction"],
                                    run.predict(table)["prediction"], atol=1e-8)
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("wire")
+def test_a_killed_site_comes_back_and_a_copy_of_the_kits_goes_on(tmp_path):
+    """A site that is started again within the minute waits; kits with state.db are restored from a copy."""
+    with Story(tmp_path) as story:
+        STORY["write_tables"](tmp_path / "tables")
+        story.run("federate", "provision", "sites.toml")
+        for name in ("server", "altona", "barmbek"):
+            story.start(name)
+        story.wait("altona", "altona takes part.")
+        flower.end([story.started.pop("altona")], at_once=True)
+        story.start("altona")
+        story.wait("altona", "It tries again", number=1)
+        story.wait("altona", "altona takes part.", number=2)
+        story.wait("barmbek", "barmbek takes part.")
+        numbers = (tmp_path / "kits" / "server" / "state" / "sites.json").read_bytes()
+    shutil.copytree(tmp_path / "kits", tmp_path / "backup")
+    shutil.rmtree(tmp_path / "kits")
+    shutil.copytree(tmp_path / "backup", tmp_path / "kits")
+    with Story(tmp_path) as story:
+        text = (tmp_path / "kits" / "server" / "server.toml").read_text()
+        story.port = int(re.findall(r"port = (\d+)", text)[0])
+        for name in ("server", "altona", "barmbek"):
+            story.start(name)
+        assert "10 of 10 answered" in story.run("federate", "submit", "kits/server", "n-users=10")
+        assert (tmp_path / "kits" / "server" / "state" / "sites.json").read_bytes() == numbers
 
 
 @pytest.mark.long

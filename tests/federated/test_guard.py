@@ -268,7 +268,7 @@ def test_why_data_cannot_be_read_stays_at_the_node(tmp_path, caplog):
     file.write_text("who,x,y\na,1,2\na,secret,3\na,2,2.5\n")
     nosy = Nosy(USERS, tmp_path / "a.npz", {})
     nosy.own |= {"data": "csv", "path": str(file), "user": "who", "target": "y"}
-    with pytest.raises(ct.Incompatible, match="the node's own log says why"):
+    with pytest.raises(PermissionError, match="the node's own log says why"):
         nosy.ask("gradient", model=MODEL)
     assert "cannot answer" in caplog.text
     assert "agreed on prepared numbers" in caplog.text

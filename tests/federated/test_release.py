@@ -115,6 +115,33 @@ def test_rounding_to_the_grid_is_within_the_noise(stage, per_user, rows, other):
     assert asked.steps * asked.grid <= asked.tau * 1.001
 
 
+@settings(max_examples=40)
+@given(st.sampled_from(STAGES), st.lists(row, min_size=2, max_size=5), st.randoms())
+def test_sums_do_not_depend_on_the_order_of_rows(stage, rows, chance):
+    """They are sums of integers, whose last digit says nothing."""
+    asked, mixed = question(stage), list(rows)
+    chance.shuffle(mixed)
+    one, two = (asked.exact(one_user(part), asked.grid) for part in (rows, mixed))
+    assert np.array_equal(one, two)
+    twice = asked.exact(one_user([*rows, *rows]), asked.grid)
+    assert np.array_equal(twice, 2 * one)
+
+
+def test_sums_of_plain_numbers_depend_on_the_order_of_rows():
+    """The twin."""
+    rows = np.random.default_rng(0).normal(size=(50, 4))
+    one, two = (question(SUMMARY).exact(one_user(part)) for part in (rows, rows[::-1]))
+    assert not np.array_equal(one, two)
+
+
+def test_large_sums_get_every_digit_of_the_noise():
+    """The noise is added to an integer; added to a rounded number, its last digits would say how large the sum is."""
+    asked = question(SUMMARY, mu=1e-8)
+    large = np.full(4_000, 3.0 * 2**53) * asked.grid
+    added = np.rint(asked.noisy(large) / asked.grid) - 3.0 * 2**53
+    assert abs(added.std() / asked.steps - 1) < 0.1
+
+
 def test_released_numbers_are_on_a_grid():
     asked = question(SUMMARY)
     numbers = asked.noisy(np.full((2, asked.length), np.pi)) / asked.grid

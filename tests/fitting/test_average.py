@@ -13,9 +13,11 @@ from coterie.base.errors import InvalidInput
 from coterie.datasets import clustered
 from coterie.estimators import PersonalizedClassifier, PersonalizedRegressor
 from coterie.fitting import Settings, fit
-from coterie.fitting.average import Average, _Judged
-from coterie.fitting.basis import Basis
+from coterie.fitting.average import Average, ErrorProducts, StackedWeights, weights_of
+from coterie.fitting.basis import _CENTRES, Basis, Grid, Sketch
 from coterie.fitting.candidates import folds_of
+from coterie.fitting.columns import GridQuestion
+from coterie.fitting.sources import pooled_moments
 
 QUICK = Settings(task="regression", n_lams=3, holdout=0.0)
 
@@ -71,25 +73,44 @@ def test_true_groups_are_kept_to_the_last_bit(seed):
                               told(fit(bent(), replace(QUICK, average="off")), bent()))
 
 
+def learned_basis(users: ct.Users) -> tuple[Basis, Sketch]:
+    """The basis of these users, with curves, and what it was learned from."""
+    grid = Grid.of(*pooled_moments(users)[1:])
+    question = GridQuestion(grid, pulls=True)
+    sketch = question.pool([question.answer(users, {})])
+    return Basis.learn(sketch, grid).with_curves(sketch, 8), sketch
+
+
 def test_curves_are_held_beyond_the_range():
     users = bent()
-    basis = Basis.learn(users.features, users.offsets).with_curves(users.features, np.arange(2))
-    top = users.features.max(axis=0)
+    basis, _ = learned_basis(users)
+    top = basis.mean + basis.scale * basis.range[1]
+    np.testing.assert_allclose(top, users.features.max(axis=0), atol=0.1)  # to a cell
     rows = basis.rows(np.stack([top, top + 1.0, top + 5.0, top - 0.5]), np.full(4, -1))
     part = np.concatenate(basis.part_of("curves"))
-    np.testing.assert_array_equal(rows[0, part], rows[1, part])
-    np.testing.assert_array_equal(rows[0, part], rows[2, part])
+    np.testing.assert_allclose(rows[0, part], rows[1, part], rtol=1e-12)
+    np.testing.assert_array_equal(rows[1, part], rows[2, part])
     assert not np.allclose(rows[0, part], rows[3, part])
     assert rows[2, 1] > rows[1, 1] > rows[0, 1]  # straight columns are not held
 
 
 def test_the_curve_of_a_column_has_no_straight_part_and_mean_square_one():
-    users = bent()
-    basis = Basis.learn(users.features, users.offsets).with_curves(users.features, np.array([0]))
-    rows = basis.rows(users.features, users.owner)
-    curve = rows[:, basis.part_of("curves")[0]]
-    np.testing.assert_allclose(rows[:, :2].T @ curve, 0.0, atol=1e-8)
-    assert (curve**2).sum(axis=1).mean() == pytest.approx(1.0, rel=1e-3)
+    basis, sketch = learned_basis(bent())
+    some = sketch.counts[0, 0, :-1] > 0
+    z = _CENTRES[some]
+    curve, share = basis.curves[0].of(z), sketch.counts[0, 0, :-1][some] / sketch.rows.sum()
+    np.testing.assert_allclose(np.stack([np.ones(len(z)), z]) @ (share[:, None] * curve), 0.0, atol=1e-8)
+    assert share @ (curve**2).sum(axis=1) == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_grid_does_not_depend_on_the_last_digits_of_moments():
+    rng = np.random.default_rng(0)
+    mean, spread = rng.normal(size=50) * 10.0 ** rng.integers(-6, 6, 50), rng.random(50) + 0.1
+    one, other = Grid.of(mean, spread), Grid.of(mean * (1 + 1e-15), spread * (1 - 1e-15))
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert not np.array_equal(one.scale, Grid.of(mean, spread * 1.01).scale)  # the twin
+    np.testing.assert_allclose(one.scale[0], spread, rtol=1e-3)
 
 
 def test_predictions_of_a_saved_run_are_the_same_bits(tmp_path):
@@ -233,25 +254,38 @@ def test_unknown_users_get_the_shared_part():
 
 def test_weights_of_equally_good_independent_options_are_equal():
     rng = np.random.default_rng(0)
-    y, owner = rng.normal(size=4000), np.repeat(np.arange(20), 200)
     errors = rng.normal(size=(4000, 2))
     errors = errors @ np.linalg.inv(np.linalg.cholesky(errors.T @ errors / 4000)).T  # orthonormal
-    weights = _Judged.of("regression", y[:, None] + errors, y, np.zeros(4000, dtype=np.int64)).weights()
-    np.testing.assert_allclose(weights, 0.5, atol=1e-3)
-    unequal = _Judged.of("regression", y[:, None] + errors * [1.0, 2.0], y, np.zeros(4000, dtype=np.int64)).weights()
-    np.testing.assert_allclose(unequal, [0.8, 0.2], atol=1e-3)
-    useless = _Judged.of("regression", np.stack([y, y + 5.0], axis=1), y, owner).weights()
-    np.testing.assert_allclose(useless, [1.0, 0.0])
+
+    def weights(wrong: np.ndarray) -> np.ndarray:
+        return weights_of(ErrorProducts.of((wrong.T @ wrong)[None], np.array([len(wrong)])))
+
+    np.testing.assert_allclose(weights(errors), 0.5, atol=1e-3)
+    np.testing.assert_allclose(weights(errors * [1.0, 2.0]), [0.8, 0.2], atol=1e-3)
+    np.testing.assert_allclose(weights(np.stack([np.zeros(9), np.full(9, 5.0)], axis=1)), [1.0, 0.0])
+
+
+@pytest.mark.parametrize(("own", "equal_kept", "personal_kept"), [(0.1, True, False), (1.0, False, False)])
+def test_equal_models_are_kept_unless_an_average_is_clearly_better(own, equal_kept, personal_kept):
+    # Errors with the variance 1 + own^2, and 1 + own^2 / 2 for the mean of both options: a gain in log RMSE of 0.0025
+    # for own = 0.1, less than one percent; and of 0.14 for own = 1.
+    rng = np.random.default_rng(0)
+    errors = rng.normal(size=(100, 50, 1)) + own * rng.normal(size=(100, 50, 2))
+    judged = ErrorProducts.of(np.swapaxes(errors, 1, 2) @ errors, np.full(100, 50))
+    for differ, kept in ((False, equal_kept), (True, personal_kept)):
+        weights = StackedWeights.of(judged, numbers=True, differ=differ).weights
+        assert (weights[0] == 1.0) == kept
+        assert kept or 0.0 < weights[0] < 1.0
 
 
 def test_folds_have_as_many_rows_of_each_user_and_class():
     users = bent(6, 23, task="classification")
-    folds = folds_of(users, "classification", 0)
+    folds = folds_of(users, "classification", np.arange(6) % 5, 0)
     counts = np.array([np.bincount(folds[users.owner == i], minlength=5) for i in range(6)])
     assert counts.max() - counts.min() == 1
     single = replace(users, features=users.features[:24], targets=users.targets[:24],
                      offsets=np.array([0, 23, 24, 24, 24, 24, 24]))
-    assert folds_of(single, "classification", 0)[23] == -1
+    assert folds_of(single, "classification", np.zeros(6, dtype=np.int64), 0)[23] == -1
 
 
 def test_a_state_gives_the_average_back():

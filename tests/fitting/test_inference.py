@@ -39,11 +39,30 @@ def test_errors_are_those_of_a_mixed_model_in_the_units_given():
     errors = np.sqrt(np.diag(np.linalg.inv(sum(
         x.T @ np.linalg.solve(x @ T @ x.T + s * np.eye(len(x)), x) for x in rows))))
     values = np.array([one.value for one in found.coefficients])
-    assert np.abs(values - theirs.fe_params).max() < 2e-3 * errors.min()
+    assert np.abs(values - theirs.fe_params).max() < 1e-3 * errors.min()
     np.testing.assert_allclose([one.error for one in found.coefficients], errors, rtol=2e-3)
     assert found.groups[0].noise == pytest.approx(s, rel=2e-3)
     np.testing.assert_allclose(np.diag(found.groups[0].covariance), np.diag(T), rtol=0.02)
     assert [one.name for one in found.coefficients] == ["intercept", "x0", "x1"]
+
+
+def test_sleepstudy_has_the_coefficients_that_lme4_prints():
+    from coterie.lab.experiments.tables import load_table
+
+    # lme4 1.1, lmer(Reaction ~ Days + (Days | Subject)): restricted likelihood
+    theirs, errors = np.array([251.405105, 10.467286]), np.array([6.824597, 1.545790])
+    loaded = load_table("sleepstudy")
+    users = ct.Users.from_arrays(np.asarray(loaded.columns["Days"], dtype=float)[:, None], loaded.target, loaded.owner)
+    found = fit(users, PLAIN).summary()
+    values = np.array([one.value for one in found.coefficients])
+    assert np.all(np.abs(values - theirs) < 1e-3 * errors)
+    np.testing.assert_allclose([one.error for one in found.coefficients], errors, rtol=1e-3)
+    np.testing.assert_allclose(np.sqrt(np.diag(found.groups[0].covariance)), [24.74066, 5.92214], rtol=1e-3)
+    assert np.sqrt(found.groups[0].noise) == pytest.approx(25.59180, rel=1e-3)
+    # Half of the days give other ones.
+    half = np.arange(users.n_samples) % 2 == 0
+    other = fit(ct.Users.from_arrays(users.features[half], users.targets[half], users.owner[half]), PLAIN).summary()
+    assert abs(other.coefficients[0].value - theirs[0]) > 1e-3 * errors[0]
 
 
 def test_groups_have_the_errors_of_least_squares():

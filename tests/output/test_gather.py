@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 from scipy.cluster.hierarchy import cophenet, is_valid_linkage
 from scipy.spatial.distance import squareform
@@ -18,13 +20,15 @@ from coterie.base.storage import json_ready
 from coterie.data.users import Participants
 from coterie.datasets import clustered, ellipses, gaussian_mixture
 from coterie.fitting import Scores, Settings, fit
+from coterie.fitting.scores import covered_by, reliability_of
 from coterie.output.report import render
 from coterie.output.report.gather import aligned, gather, sample
 from coterie.output.runs.save import count_groups
 
 KEYS = {"title", "subtitle", "version", "command", "task", "users", "counts", "lams", "chosen", "points", "labels",
         "tree", "map", "coefficients", "scores", "bounds", "groups", "federated", "privacy", "settings", "notes",
-        "reduced", "headline", "noun", "warnings", "shares", "settings_sentence"}
+        "reduced", "headline", "noun", "nouns", "loss", "warnings", "shares", "settings_sentence", "curves",
+        "checks"}
 
 
 def of_classes(users: ct.Users) -> ct.Users:
@@ -76,7 +80,8 @@ def check(document: dict) -> None:
         assert np.shape(rows) == np.shape(same) == (len(which), width)
         assert len(which) == min(200 if k == document["chosen"] else 24, len(set(labels)))
         sizes = np.bincount(labels)[which]
-        assert (np.diff(sizes) <= 0).all()
+        assert which == sorted(which) if len(which) <= 24 else (np.diff(sizes) <= 0).all()
+        assert sizes.min() >= max(np.delete(np.bincount(labels), which), default=0)  # the largest are shown
     if document["scores"]:
         assert np.shape(document["scores"]["points"]) == (n_lams, n)
     assert "<html" in render(document)
@@ -117,44 +122,142 @@ def test_a_fit_of_each_task(family, task):
     assert document["bounds"] is None  # weights that were made from groups prove nothing about these groups
 
 
-def test_the_headline_says_what_was_found_whom_it_helps_and_how_sure_that_is():
+def test_the_headline_says_what_was_found_how_much_better_it_is_and_how_sure_that_is():
     found = fitted("squared", "regression")
     said, scores = gather(found)["headline"], found.scores
-    assert said["found"] == "2 groups among 9 users (5 and 4 users)."
-    clear = replace(scores, alone=scores.fitted + np.arange(9))
-    assert gather(replace(found, scores=clear))["headline"]["better"] == (
-        "Sharing within groups predicts better than a model from the user's own rows for 8 of 9 users, and equally "
-        "well for 1.")
-    gain, error = scores.gain
-    assert f"better by {gain:.2g}, with a standard error of {error:.2g}" in said["helps"]
-    assert said["helps"].endswith("No user is worse off than with their own model by more than chance.")
-    assert said["sure"].startswith("The groups are stable: with other rows of the same users, 100% of the users stay")
-    assert "certif" not in "".join(said.values())
-    other = replace(scores, alone=scores.fitted - 3 * np.arange(9), worse=np.arange(9) > 6)  # RMSE: they are better
-    worse = gather(replace(found, scores=other))["headline"]
-    assert worse["better"] == ("Sharing within groups predicts worse than a model from the user's own rows for 8 of 9 "
-                               "users, and equally well for 1.")
-    assert "this is worse by 12, with a standard error of 2.7: more than chance." in worse["helps"]
-    assert "2 users are worse off" in worse["helps"]
-    gains = np.array([2, 1, 1, 0, 0, 0, -1, -1, -3])
-    even = gather(replace(found, scores=replace(scores, alone=scores.fitted + gains)))["headline"]
-    assert even["better"] == ("Sharing within groups predicts neither clearly better nor worse than a model from the "
-                              "user's own rows: better for 3 of 9 users, equally well for 3 and worse for 3.")
-    assert "this can be chance" in gather(replace(found, scores=replace(
-        scores, alone=scores.fitted + gains + 0.1)))["headline"]["helps"]
+    assert said["found"] == "2 groups among 9 users (5 and 4 users). The users of a group share one model."
+    assert [(each["number"], each["users"]) for each in said["groups"]] == [(1, 5), (2, 4)]
+    clear = gather(replace(found, scores=replace(scores, alone=scores.fitted + 3 * np.arange(9))))["headline"]
+    share = 1 - scores.fitted.mean() / (scores.fitted.mean() + 12)
+    assert clear["better"].startswith(f"{100 * share:.0f} % less error than each user's own model: better for 8 of 9 "
+                                      "users, none worse beyond chance; ")
+    assert clear["better"].endswith(f"(on {scores.n_rows} rows held out from the fit).")
+    assert said["sure"].startswith("The groups are stable: with other rows of the same users, 100 % of them stay")
+    other = replace(scores, fitted=scores.fitted + 3 * np.arange(9), alone=scores.fitted, worse=np.arange(9) > 6)
+    worse = gather(replace(found, scores=other))["headline"]["better"]
+    assert "times the error than each user's own model: better for 0 of 9 users, 2 worse beyond chance" in worse
+    even = replace(scores, alone=scores.fitted * np.array([1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.05]))
+    assert "which can be chance, than each user's own model: better for 5 of 9" in gather(
+        replace(found, scores=even))["headline"]["better"]
     same = gather(replace(found, scores=replace(scores, alone=scores.fitted)))["headline"]
-    assert same["better"].endswith("own rows: equally well for 9 of 9 users.")
-    unknown = gather(replace(found, scores=None))["headline"]
-    assert unknown["better"] is None
-    assert unknown["helps"].startswith("No rows were held out")
+    assert same["better"].startswith("No more or less error than each user's own model: better for 0 of 9 users")
+    assert gather(replace(found, scores=None))["headline"]["better"] == "Not known: no rows were held out."
     unstable = replace(found.stability, index=0.4, searched=0.2, stays=np.full(9, 0.5))
     assert gather(replace(found, stability=unstable))["headline"]["sure"] == (
-        "The groups are unstable: with other rows of the same users, 50% of the users stay in their group, and a new "
-        "search without the held-out rows finds other groups.")
+        "The groups are unstable: with other rows of the same users, 50 % of them stay in their group, and a search "
+        "without the held-out rows finds other groups.")
+
+
+def shops(effects: np.ndarray, rows: int = 40, noise: float = 0.5, **columns: str):
+    """A table of shops with these effects of price and sun, and levels; every other shop is of the second kind."""
+    rng = np.random.default_rng(0)
+    shop = np.repeat(np.arange(12), rows)
+    price, sun = rng.uniform(100, 500, len(shop)), rng.random(len(shop)) < 0.5
+    w = effects[shop % len(effects)]
+    sold = w[:, 0] * price + w[:, 1] * sun + w[:, 2] + rng.normal(0, noise, len(shop))
+    names = {"shop_id": "shop_id", **columns}
+    return pl.DataFrame({names["shop_id"]: [f"s{k}" for k in shop], "price": price, "sun": sun, "sold": sold})
+
+
+def test_groups_are_told_in_the_words_and_units_of_the_table():
+    found = ct.fit_table(shops(np.array([[-0.02, 5.0, 30.0], [-0.02, 1.0, 30.0]])), user="shop_id", target="sold",
+                         settings=Settings(n_lams=6))
+    document = gather(found)
+    said = document["headline"]
+    assert (document["title"], document["noun"], document["nouns"]) == ("sold, by shop_id", "shop", "shops")
+    assert said["found"] == "2 groups among 12 shops (6 and 6 shops). The shops of a group share one model."
+    first, second = said["groups"]
+    assert first["names"] == "s0, s10, s2, s4, ..."
+    # What does not differ, the price, is not told; the column of 0 and 1 is not told by unit.
+    for each, own, others in ((first, 5, 1), (second, 1, 5)):
+        told = re.search(r"(\S+) with sun \(others (\S+)\)", each["differs"])
+        assert [float(value) for value in told.groups()] == pytest.approx([own, others], abs=0.2)
+    assert "price" not in first["differs"] + second["differs"]
+    assert first["sentence"] == f"Group 1, 6 shops (s0, s10, s2, s4, ...): {first['differs']}."
+    # The order of the groups is that of the labels, which begin at 0.
+    assert [found.labels[found.names.index(each["names"].split(",")[0])] for each in said["groups"]] == [0, 1]
+
+
+def test_large_columns_are_told_by_many_units_and_one_model_by_its_effects():
+    found = ct.fit_table(shops(np.array([[-0.02, 5.0, 30.0]])), user="shop_id", target="sold",
+                         settings=Settings(n_lams=6))
+    said = gather(found)["headline"]
+    assert found.kind == "one model"
+    assert said["groups"] == []
+    assert "per 100 of price" in said["shared"]
+    slope = float(re.search(r"(\S+) per 100 of price", said["shared"])[1])
+    assert slope == pytest.approx(-2.0, abs=0.05)
+    assert "sold is typically 26" in said["shared"]
+
+
+@pytest.mark.parametrize(("column", "noun", "nouns"), [
+    ("shop_id", "shop", "shops"), ("Subject", "subject", "subjects"), ("country", "country", "countries"),
+    ("who", "user", "users"), ("ID", "user", "users"), ("classes", "classe", "classes"), ("x1", "user", "users")])
+def test_users_are_called_by_the_word_of_their_column(column, noun, nouns):
+    frame = shops(np.array([[-0.02, 5.0, 30.0]]), rows=4, shop_id=column)
+    document = gather(ct.fit_table(frame, user=column, target="sold", settings=Settings(n_lams=3, holdout=0.0)))
+    assert (document["noun"], document["nouns"]) == (noun, nouns)
+
+
+def test_nothing_shared_is_said_once_and_nowhere_else_contradicted():
+    rng = np.random.default_rng(0)
+    effects = np.column_stack([rng.normal(0, 0.1, 12), rng.normal(0, 30, 12), rng.normal(0, 30, 12)])
+    found = ct.fit_table(shops(effects, rows=80), user="shop_id", target="sold", settings=Settings(n_lams=6))
+    document = gather(found)
+    said = document["headline"]
+    assert found.kind == "alone"
+    assert said["found"] == "No groups among 12 shops: each has a model of its own, and nothing is shared."
+    assert (said["groups"], found.stability) == ([], None)
+    texts = " ".join([found.why, *(text for text in said.values() if isinstance(text, str))])
+    assert "stable" not in texts
+    assert "groups of 1" not in texts
+
+
+def test_curves_bend_where_effects_do():
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(16), 30)
+    x, z = rng.uniform(0, 4, len(who)), rng.uniform(0, 4, len(who))
+    y = 3 * np.sin(1.5 * x) + z + rng.normal(0, 1, 16)[who] + rng.normal(0, 0.2, len(who))
+    frame = pl.DataFrame({"plant": who.astype(str), "x": x, "z": z, "y": y})
+    found = ct.fit_table(frame, user="plant", target="y", settings=Settings(n_lams=4))
+    document = gather(found)
+    bent, straight = document["curves"]["columns"]
+    assert (bent["name"], bent["bends"], bent["differs"]) == ("x", True, False)
+    assert (straight["name"], straight["bends"]) == ("z", False)
+    line = np.array(bent["x"])
+    truth = 3 * np.sin(1.5 * line)
+    assert np.std(np.array(bent["everyone"]) - truth) < 0.3
+    assert np.polyfit(straight["x"], straight["everyone"], 1)[0] == pytest.approx(1.0, abs=0.1)
+    assert document["headline"]["curves"].startswith("x bends, alike for all plants: ")
+    assert document["headline"]["curves"].endswith("Straight: z.")
+    assert "An average of several models" in document["headline"]["average"]
+    assert document["checks"]["mean"] == pytest.approx(np.nanmean(found.scores.covered))
+    assert 0.75 < document["checks"]["mean"] <= 1.0
+    off = ct.fit_table(frame, user="plant", target="y", settings=Settings(n_lams=4, average="off"))
+    assert gather(off)["curves"] is None
+
+
+def test_reliability_is_on_the_diagonal_for_probabilities_that_are_right():
+    rng = np.random.default_rng(0)
+    shares = rng.random(4000)
+    right = reliability_of(shares, rng.random(4000) < shares)
+    assert right[:, 2].sum() == 4000
+    assert np.abs(right[:, 0] - right[:, 1]).max() < 0.06
+    sure = reliability_of(np.clip(3 * shares - 1, 0, 1), rng.random(4000) < shares)  # too sure of itself
+    assert np.abs(sure[:, 0] - sure[:, 1]).max() > 0.1
+    assert len(reliability_of(shares[:10], shares[:10] > 0.5)) == 1
+
+
+def test_coverage_is_counted_by_user():
+    users = ct.Users.from_arrays(np.zeros((4, 1)), [0.0, 1.0, 2.0, 3.0], ["a", "a", "b", "b"])
+    told, reach = np.array([0.5, 0.0, 2.0, 3.5]), np.array([1.0, 0.5, 0.1, 0.4])
+    assert covered_by(users.targets, told, reach, users).tolist() == [0.5, 0.5]
+    assert covered_by(users.targets, told, reach + 1, users).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(("lam", "kind", "title", "text"), [
-    (0.0, "alone", "No groups among 9 users", "No groups among 9 users: each has a model of its own."),
+    (0.0, "alone", "No groups among 9 users", "No groups among 9 users: each has a model of its own, and "
+     "nothing is shared."),
     (1e4, "one model", "One model for 9 users", "One group: all 9 users share one model.")])
 def test_no_groups_and_one_group_are_called_so(lam, kind, title, text):
     result = fitted("squared", "regression", lam=lam)
@@ -172,8 +275,9 @@ def test_one_user_is_compared_with_nobody():
     document = gather(result)
     score = f"{result.scores.fitted[0]:.3g}"
     assert document["title"] == "One user"
-    assert document["headline"] == {"found": "There is one user, so there is nothing to share.", "better": None,
-                                    "helps": f"On 8 held-out rows, the RMSE is {score}.", "sure": None}
+    said = {name: text for name, text in document["headline"].items() if text}
+    assert said == {"found": "There is one user, so there is nothing to share.",
+                    "shared": said["shared"], "better": f"On 8 held-out rows, the RMSE is {score}."}
     assert [document[name] for name in ("map", "scores", "shares")] == [None] * 3
     assert "held_out" not in document["groups"]
     assert str(result.scores) == f"RMSE on 8 held-out rows: {result.scores.fitted[0]:.4g}."
@@ -315,14 +419,15 @@ def test_data_that_are_with_their_users(run):
 
 def test_a_server_does_not_count_rows_it_has_not_seen(run):
     current = gather(run)
-    assert "2 features" in current["subtitle"]
+    assert "2 columns (x0, x1)" in current["subtitle"]
     assert " rows, " in current["subtitle"]
     away = ct.losses.derived.Remote(loss=run.problem.loss, length=3)
     names = Participants(run.problem.users.names, run.problem.users.feature_names)
     document = gather(replace(run, problem=ct.Problem(names, away, 0.4)))
     assert document["counts"] is None
     check(document | {"counts": [1] * run.problem.n_users})
-    assert document["subtitle"] == f"{run.problem.n_users} users, 2 features; loss: squared hinge"
+    assert document["subtitle"] == f"{run.problem.n_users} users, 2 columns (" + ", ".join(
+        run.problem.users.feature_names) + ")"
     assert document["map"]["kind"] == "projection"
 
 

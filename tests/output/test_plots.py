@@ -152,7 +152,7 @@ def test_the_tree_has_every_user_and_merge(fitted):
     assert len(axes.get_yticks()) == n
     assert axes.get_xscale() == "log"
     assert axes.lines[0].get_xdata()[0] == fitted.solution.lam
-    assert legend(figure)[:2] == ["group 0: 6 users", "group 1: 6 users"]
+    assert legend(figure)[:2] == ["group 1: 6 users", "group 2: 6 users"]
     # Every horizontal line goes from where a node is made to where it is joined.
     ends = sorted(s[1, 0] for s in lines.get_segments()[: 2 * n - 1])
     joins = np.repeat(fitted.path.linkage[:, 2], 2)
@@ -194,7 +194,7 @@ def test_users_with_one_model_are_one_dot():
     dots = [c for c in axes.collections if not isinstance(c, LineCollection)]
     assert len(dots) == 3
     assert [t.get_text() for t in axes.texts] == ["3", "2"]
-    assert legend(figure) == ["group 0: 3 users", "group 1: 2 users", "1 user with own model"]
+    assert legend(figure) == ["group 1: 3 users", "group 2: 2 users", "1 user with own model"]
     sizes = [d.get_sizes()[0] for d in dots]
     assert sizes == sorted(sizes, reverse=True)
     assert len(next(c for c in axes.collections if isinstance(c, LineCollection)).get_segments()) == 6
@@ -225,7 +225,7 @@ def test_coefficients_are_in_the_units_given(fitted):
     expected = fitted.coefficients[first, :, 0].T
     assert [t.get_text() for t in axes.texts] == [f"{v:.2g}" for v in expected.ravel()]
     assert [t.get_text() for t in axes.get_yticklabels()] == ["x0", "x1", "x2", "intercept"]
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["0\n(6)", "1\n(6)"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1\n(6)", "2\n(6)"]
 
 
 def test_many_coefficients_are_those_that_differ():
@@ -233,6 +233,26 @@ def test_many_coefficients_are_those_that_differ():
     axes = plots.coefficients(path).axes[0]
     assert len(axes.get_yticklabels()) == 30
     assert axes.get_title(loc="left") == "30 of 40 coefficients"
+
+
+def test_curves_are_those_of_predictions():
+    rng = np.random.default_rng(0)
+    who = np.repeat(np.arange(12), 24)
+    x, z = rng.uniform(0, 4, len(who)), rng.uniform(0, 4, len(who))
+    y = 3 * np.sin(1.5 * x) + z + rng.normal(0, 1, 12)[who] + rng.normal(0, 0.2, len(who))
+    users = ct.Users.from_arrays(np.column_stack([x, z]), y, [f"u{k:02d}" for k in who], feature_names=("x", "z"))
+    curved = fit(users, Settings(task="regression", n_lams=4, holdout=0.0))
+    bent, straight = plots.curves(curved, user="u03").axes
+    assert [axes.get_title(loc="left") for axes in (bent, straight)] == ["bends", "straight"]
+    every, one = bent.lines[-2:]
+    assert np.std(every.get_ydata() - 3 * np.sin(1.5 * every.get_xdata())) < 0.4
+    rows = np.column_stack([one.get_xdata(), np.full(len(one.get_xdata()), z.mean())])
+    own = ct.Users.from_arrays(rows, None, ["u03"] * len(rows), feature_names=("x", "z"))
+    np.testing.assert_allclose(one.get_ydata(), curved.predict(own)["prediction"].to_list(), rtol=1e-9)
+    with pytest.raises(ct.InvalidInput, match="no user 'nobody'"):
+        plots.curves(curved, user="nobody")
+    with pytest.raises(ct.Incompatible, match="straight"):
+        plots.curves(fit(users, Settings(task="regression", n_lams=4, holdout=0.0, average="off")))
 
 
 def test_rounds_add_up_to_the_ledger(run):

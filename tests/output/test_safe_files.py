@@ -1,4 +1,4 @@
-"""Files of a run: read by their owner only, and no name in them is a formula."""
+"""Files of a run: who can read them, and that no name in them is a formula."""
 
 from __future__ import annotations
 
@@ -43,15 +43,29 @@ def open_umask():
     os.umask(before)
 
 
-def test_runs_and_checkpoints_are_their_owners(tmp_path, open_umask):
+def test_checkpoints_are_their_owners_and_results_follow_the_umask(tmp_path, open_umask):
     users = clustered("squared", n_users=9, n_clusters=3, samples=10, seed=0).users
     ct.federate(users, checkpoint=tmp_path / "asked" / "checkpoint").save(tmp_path / "asked" / "run")
     ct.federate(users, ct.Squared(), 0.05, checkpoint=tmp_path / "solved" / "checkpoint")
     for name in ("asked", "solved"):
-        assert any((tmp_path / name).rglob("*"))
-        assert others_can_read(tmp_path / name) == []
-    (tmp_path / "solved" / "note.txt").write_text("for all")
-    assert others_can_read(tmp_path / "solved") == [tmp_path / "solved" / "note.txt"]  # the check can fail
+        assert any((tmp_path / name / "checkpoint").rglob("*"))
+        assert others_can_read(tmp_path / name / "checkpoint") == []
+    (tmp_path / "solved" / "checkpoint" / "note.txt").write_text("for all")
+    assert others_can_read(tmp_path / "solved" / "checkpoint") == [
+        tmp_path / "solved" / "checkpoint" / "note.txt"]  # the check can fail
+    results = [tmp_path / "asked" / "run", *(tmp_path / "asked" / "run").rglob("*")]
+    assert others_can_read(tmp_path / "asked" / "run") == results
+    os.umask(0o077)
+    fit(users, Settings(task="regression", holdout=0.0)).save(tmp_path / "closed")
+    assert others_can_read(tmp_path / "closed") == []
+
+
+def test_a_run_with_its_checkpoint_inside_can_be_read(tmp_path, open_umask):
+    users = clustered("squared", n_users=9, n_clusters=3, samples=10, seed=0).users
+    ct.federate(users, checkpoint=tmp_path / "run" / "checkpoint").save(tmp_path / "run")
+    private = {tmp_path / "run" / "checkpoint", *(tmp_path / "run" / "checkpoint").rglob("*")}
+    everything = {tmp_path / "run", *(tmp_path / "run").rglob("*")}
+    assert set(others_can_read(tmp_path / "run")) == everything - private
 
 
 def test_files_become_private_and_folders_of_others_stay_as_they_are(tmp_path, open_umask):
@@ -64,6 +78,9 @@ def test_files_become_private_and_folders_of_others_stay_as_they_are(tmp_path, o
     assert (shared / "a").read_text() == "newer"
     assert others_can_read(shared) == [shared]
     assert others_can_read(private_folder(shared / "b" / "c")) == []
+    assert shared / "b" in others_can_read(shared)
+    write_atomically(shared / "a", b"result", shared=True)
+    assert (shared / "a") in others_can_read(shared)
 
 
 def test_models_that_a_node_keeps_are_its_own(tmp_path, open_umask):

@@ -111,6 +111,20 @@ class MissingExtra(CoterieError, ImportError):
                                     f"Run: pip install 'coterie[{extra}]'"))
 
 
+@contextmanager
+def require_extra(library: str, extra: str, purpose: str) -> Iterator[None]:
+    """Say which extra has a library, if it cannot be imported inside the block.
+
+    Raises
+    ------
+    MissingExtra : the library is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtra(library, extra, purpose) from error
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, with the best result so far.
 

@@ -16,9 +16,16 @@ from coterie.base.types import Array, Indices, Ints
 _FEW = 5000  # numbers up to which the calls of a library take longer than their sums
 
 
+def plural(word: str) -> str:
+    """For example "shops", "counties" or "classes"."""
+    if word.endswith("y") and word[-2:-1] not in ("", *"aeiou"):
+        return f"{word[:-1]}ies"
+    return f"{word}{'es' if word.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
+
+
 def many(count: int, what: str) -> str:
     """For example "1 group" or "2,000 groups"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {what if count == 1 else plural(what)}"
 
 
 def groups_of(n_groups: int, n_users: int, between: str = "of") -> str:

@@ -1,5 +1,5 @@
-"""Files and the values in them: atomic writes, values as JSON has them, and arrays as checksummed
-bytes.
+"""Files and the values in them: atomic writes, values as JSON has them, arrays as checksummed
+bytes, and symmetric matrices as their upper triangles.
 
 Nothing is pickled, so that nothing runs on loading.
 """
@@ -23,16 +23,19 @@ from typing import IO, Any
 import numpy as np
 
 from coterie.base.errors import InvalidInput
+from coterie.base.types import Array
 
 _MAGIC = b"coterie checkpoint 1\n"
 # What begins a formula, after apostrophes and blanks.
 _FORMULA = re.compile("'*\\s*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
 
-def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool = False,
+                     shared: bool = False) -> None:
     """Write a file in one step: readers see the old content or the new content, never a part of it.
 
-    Only its owner can read it (0600), since models and answers are personal data.
+    Only its owner can read it (0600), since answers and checkpoints are personal data, unless it is
+    a result: these are the user's to share, and follow the umask.
 
     Parameters
     ----------
@@ -40,6 +43,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
     data : its new content.
     durable : whether to wait until the data is on the disk, so that it also survives a power
         failure.
+    shared : whether who may read it, and the folders that it needs, follows the umask.
 
     Raises
     ------
@@ -50,9 +54,13 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
     >>> write_atomically("results/run.json", b"{}")
     """
     path = Path(path)
-    private_folder(path.parent)
     new = path.with_name(path.name + ".new")
-    open_private(new, "wb").close()
+    if shared:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.unlink(missing_ok=True)  # what an interrupted run left may be private
+    else:
+        private_folder(path.parent)
+        open_private(new, "wb").close()
     new.write_bytes(data)
     if durable:
         with new.open("r+b") as file:
@@ -61,12 +69,11 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, durable: bool
 
 
 def private_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder, created with all above it if it is missing; whatever is created only its owner can
-    open (0700).
+    """A folder that only its owner can open (0700) if it is created here; missing folders above it
+    follow the umask.
     """
     path = Path(path)
-    for folder in reversed([path, *path.parents]):
-        folder.mkdir(mode=0o700, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
@@ -95,7 +102,8 @@ def locked(folder: str | os.PathLike[str]) -> Iterator[None]:
         yield
         return
     new = not Path(folder).exists()
-    path = private_folder(folder) / LOCK
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / LOCK
     with open_private(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,3 +250,18 @@ def unpack(data: bytes, name: str = "checkpoint") -> dict[str, Any]:
         raise InvalidInput(f"{name} holds something else than a checkpoint: {error}",
                            remedy="Begin the run again in another directory") from error
     return unpacked
+
+
+def triangle(matrices: Array) -> Array:
+    """(n, d (d + 1) / 2) the upper triangles of symmetric matrices, row by row."""
+    rows, columns = np.triu_indices(matrices.shape[-1])
+    return np.asarray(matrices[..., rows, columns])
+
+
+def square(triangles: Array, dim: int) -> Array:
+    """(n, d, d) the symmetric matrices of their upper triangles."""
+    out = np.empty((*triangles.shape[:-1], dim, dim))
+    rows, columns = np.triu_indices(dim)
+    out[..., rows, columns] = triangles
+    out[..., columns, rows] = triangles
+    return out

@@ -209,7 +209,7 @@ Holdout = Annotated[float, Opt(help="Share of every user's rows held out for val
 Standardize = Annotated[bool, Opt(help="Whether features are standardised.")]
 Seed = Annotated[int, Opt(help="Seed of the held-out rows.", min=0)]
 Averaging = Annotated[str, Opt(help="auto: average several kinds of models where that predicts "
-                                    "clearly better than one; off: the one kind chosen.")]
+                                    "better than one; off: the one kind chosen.")]
 Curves = Annotated[str, Opt(help="Of an average; auto: also curves of columns and users' own "
                                  "means of columns; off: straight columns.")]
 ScaleName = Annotated[str, Opt(help="Of an average; auto: also logarithms of positive targets and "

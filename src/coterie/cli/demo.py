@@ -16,7 +16,7 @@ from coterie.base.labels import many
 from coterie.base.types import Array
 from coterie.cli import base as options
 from coterie.cli.base import Opt, app, console, grid, say
-from coterie.convex.choice import refit
+from coterie.convex.choice import accuracy_of_users, refit
 from coterie.convex.consensus import lam_max
 from coterie.convex.path import solve_path
 from coterie.data.simulated import Dataset, ellipses
@@ -103,9 +103,10 @@ def _show_accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[A
     """Print mean test accuracies over users; returns (n_users,) those of local models and of one
     model for all.
     """
-    problem = solution.problem
+    problem, test = solution.problem, data.test
+    assert test is not None
     pooled = refit(problem, np.zeros(problem.n_users, dtype=np.int64))
-    ours, shrunk, own, one = (_accuracy(problem, models, data)
+    ours, shrunk, own, one = (accuracy_of_users(problem.loss, models, test)
                               for models in (solution.refit(), solution.models, alone, pooled))
     say(f"Test accuracy  {ours.mean():.1%} ({shrunk.mean():.1%} before each group is fitted "
         f"again), {own.mean():.1%} local models, {one.mean():.1%} one model for all")
@@ -117,7 +118,8 @@ def _show_accuracies(solution: Solution, alone: Array, data: Dataset) -> tuple[A
 def _write_path_page(solution: Solution, tol: float, data: Dataset, others: tuple[Array, Array],
                      page: Path, status: Status) -> None:
     """Solve the path, write its report, and print the range of lam with these groups."""
-    problem, lam = solution.problem, solution.lam
+    problem, lam, test = solution.problem, solution.lam, data.test
+    assert test is not None
     top = lam_max(problem).upper
     lams = np.unique([*np.geomspace(top / 50, top, 30), lam])
     path = solve_path(problem, lams, tol=tol, progress=lambda point, _: status.update(
@@ -129,7 +131,7 @@ def _write_path_page(solution: Solution, tol: float, data: Dataset, others: tupl
                                     "without the penalty."])
     document["scores"] = {"metric": "accuracy", "larger": True, "alone": others[0].tolist(),
                           "together": others[1].tolist(),
-                          "points": [_accuracy(problem, point.refit(), data).tolist()
+                          "points": [accuracy_of_users(problem.loss, point.refit(), test).tolist()
                                      for point in path.solutions],
                           "note": "On 1,000 test samples per user."}
     report.write(document, page)
@@ -151,11 +153,3 @@ def _groups(solution: Solution, data: Dataset) -> Table:
                       ", ".join(f"{n} of kind {kind}" for kind, n in kinds),
                       "  ".join(f"{value:+.4f}" for value in models[members][0]))
     return table
-
-
-def _accuracy(problem: Problem, models: Array, data: Dataset) -> Array:
-    """(n_users,) test accuracy of each user's model."""
-    test = data.test
-    assert test is not None
-    correct = problem.loss.predict(test.features, models[test.owner]) == test.targets
-    return np.asarray(np.add.reduceat(correct, test.offsets[:-1], dtype=float) / test.counts)

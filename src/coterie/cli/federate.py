@@ -1,15 +1,15 @@
-"""`coterie federate`: a federation in this process, or on Flower; join, leave, log, keys and
-write-app: what is done around one.
+"""`coterie federate`: a federation in this process, or on Flower; join, leave, log, check and
+write-app: what is done around one. What is done to operate one is in `coterie.cli.operate`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +27,13 @@ from coterie.data.files import is_input, read_table, row_place
 from coterie.data.users import Users
 from coterie.federated import ALGORITHMS, entry, sources
 from coterie.federated.agreement import Agreement
-from coterie.federated.membership import agreement_of, join_run, leave_run, write_newcomers
+from coterie.federated.membership import (
+    agreement_of,
+    join_run,
+    leave_run,
+    sentences_of,
+    write_newcomers,
+)
 from coterie.federated.node import keep_models
 from coterie.federated.private.ledger import FILE, NodeLedger
 from coterie.federated.rehearsal import read_config, rehearse
@@ -35,6 +41,7 @@ from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round
 from coterie.federated.settings import CONFIG, Deployment, complete
 from coterie.output import report
+from coterie.output.report.headline import lines_of
 from coterie.output.runs import Run, check_free, load_run
 from coterie.output.runs.save import UNFINISHED, clear, count_groups, write_run
 from coterie.problem.solution import Status
@@ -108,6 +115,8 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
         dataset: _Dataset = "", lam: _Lam = CONFIG["lam"], lams: _Lams = "", n_lams: _NLams = None,
         ratio: _Ratio = CONFIG["ratio"], holdout: _Holdout = None, held_out: _HeldOut = None,
         max_groups: base.MaxGroups = CONFIG["max-groups"], count: base.Count = CONFIG["count"],
+        average: base.Averaging = CONFIG["average"], curves: base.Curves = CONFIG["curves"],
+        scale: base.ScaleName = CONFIG["scale"],
         weights: _Weights = "", algorithm: _Algorithm = "", algorithm_options: _Options = "",
         participation: _Participation = 1.0, tol: base.Tol = CONFIG["tol"],
         max_rounds: _MaxRounds = 0, patience: _Patience = 0, seed: _Seed = 0,
@@ -151,11 +160,12 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
     # 2. The federation, in this process or on Flower.
     began = time.monotonic()
     # Settings that cannot be used are refused before anything is read.
-    chooses = Deployment.of(config).chooses
+    with in_words_of():
+        chooses = Deployment.of(config).chooses
     source = sources.load(config)
     check_free(out, overwrite=overwrite)
     with locked(out):  # on Flower, the server holds it from here on
-        _check_folder(out, overwrite)
+        check_folder(out, overwrite)
     with locked(out) if runtime == "local" else contextlib.nullcontext():
         lines = (_in_process(source, config, out) if runtime == "local"
                  else _on_flower(len(source.names), config, out, nodes=local_cluster,
@@ -163,7 +173,7 @@ def run(context: typer.Context, table: _Source = None, user: _User = "", target:
         # 3. The page, and the results in words.
         if not chooses:  # a fit has written its page
             _write_page(source, config, out, lines)
-    _show(out, time.monotonic() - began)
+    show(out, time.monotonic() - began)
 
 
 def _check_runtime(runtime: str, table: Path | None) -> None:
@@ -176,7 +186,7 @@ def _check_runtime(runtime: str, table: Path | None) -> None:
                            remedy="Save the table in a file")
 
 
-def _check_folder(out: Path, overwrite: bool) -> None:
+def check_folder(out: Path, overwrite: bool) -> None:
     """Refuse a folder that is in use; a finished run is removed only if `overwrite`, an unfinished
     one is continued.
     """
@@ -185,6 +195,28 @@ def _check_folder(out: Path, overwrite: bool) -> None:
         clear(out)
         for path in (out / name for name in UNFINISHED):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+_SETTING = re.compile(rf"\b({'|'.join(sorted(CONFIG, key=len, reverse=True))}) = ([\w.+-]*\w)")
+_NAMED = re.compile(r"(?<=[Ll]eave )[a-z-]+(?: and [a-z-]+)?(?= out)|"
+                    r"(?<=[Gg]ive )[a-z-]+(?= a number)")
+
+
+@contextlib.contextmanager
+def in_words_of(out: str = "") -> Iterator[None]:
+    """Remedies in the words of the command that was typed: options of `coterie federate`, or the
+    way in which `out` is named.
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        if out:
+            remedy = error.remedy.replace("--out", out)
+        else:
+            remedy = _NAMED.sub(lambda found: re.sub(
+                r"[a-z-]+", lambda word: f"--{word[0]}" if word[0] in CONFIG else word[0],
+                found[0]), _SETTING.sub(r"--\1 \2", error.remedy))
+        raise InvalidInput(error.problem, where=error.where, remedy=remedy) from None
 
 
 def _locate_data(table: Path | None, user: str, dataset: str, seed: int) -> dict[str, Any]:
@@ -264,11 +296,12 @@ def _write_page(source: Users | sources.Table, config: dict[str, Any], out: Path
                     for line in rounds], "kinds": run.info["bytes_by_kind"],
          "sentence": f"{run.info['n_rounds']} rounds, {run.info['bytes_up']:,} bytes up and "
                      f"{run.info['bytes_down']:,} down."})
-    write_atomically(out / "report.json", json.dumps(document, allow_nan=False).encode())
+    write_atomically(out / "report.json", json.dumps(document, allow_nan=False).encode(),
+                     shared=True)
     report.write(document, out / "report.html")
 
 
-def _show(out: Path, seconds: float) -> None:
+def show(out: Path, seconds: float) -> None:
     result = load_run(out).info
     for note in result.get("notes", ()):
         say(note, style="dim")
@@ -279,15 +312,16 @@ def _show(out: Path, seconds: float) -> None:
         ("rounds", str(result["n_rounds"])), ("bytes up", f"{result['bytes_up']:,}"),
         ("bytes down", f"{result['bytes_down']:,}"), ("certified gap", gap),
         ("seconds", f"{seconds:.1f}"), ("results", str(out))], show_header=False))
-    if "why" in result:
-        say(f"Why            {result['why']}")
-    if result.get("scores"):
-        say(f"Held out       {result['scores']['sentence']}")
+    if "headline" in result:
+        say(result["headline"]["found"])
+        for name, text in lines_of(result["headline"]):
+            say(f"{name:15}{text}" if name else f"  {text}")
     say(result["sentence"])
     if "privacy" in result:
         say(f"Privacy        {result['privacy']['sentence']}")
-    for name, reason in result["aside"].items():
-        say(f"Set aside: {name}: {reason}.")
+    if "headline" not in result:
+        for name, reason in result["aside"].items():
+            say(f"Set aside: {name}: {reason}.")
     say(f"Open {out / 'report.html'} to look at the results.")
     if result["status"] not in (Status.CONVERGED.name, Status.RELEASED.name):
         raise typer.Exit(1)
@@ -310,10 +344,8 @@ _Refused = Annotated[bool, Opt("--refused", help="Only what was refused.")]
 _Last = Annotated[int, Opt(help="Only so many lines, the last ones; 0: all.", min=0)]
 _Spent = Annotated[float, Opt(help="Of the epsilon that is shown as spent.")]
 _Lines = Annotated[bool, Opt("--json", help="One JSON object instead of tables.")]
-_NodeConfig = Annotated[list[str], Arg(help="A TOML file, or KEY=VALUE.", metavar="CONFIG")]
-_Keys = Annotated[Path, Opt(help="Folder for the keys.")]
-_Hosts = Annotated[list[str] | None, Opt(help="Name or address of the SuperLink; may be repeated.")]
-_Pairs = Annotated[int, Opt(help="How many SuperNodes get a key pair.", min=0)]
+_NodeConfig = Annotated[list[str], Arg(help="A start kit, a TOML file, or KEY=VALUE.",
+                                       metavar="CONFIG")]
 _App = Annotated[Path, Opt(help="Folder for the app.")]
 
 
@@ -348,10 +380,7 @@ def join(folder: _Run, table: _New, separator: base.Separator = "", models_dir: 
     else:
         groups = _join_on_flower(run, table, separator, out, models_dir, nodes=local_cluster,
                                  virtual=runtime == "flower-sim", timeout=timeout)
-    for group, size in sorted(Counter(groups).items()):
-        which = f"in group {group}" if group >= 0 else "with a model from own rows"
-        say(f"{many(size, 'newcomer')} {which}.")
-    say(f"{many(len(groups), 'newcomer')} in {out}.")
+    show_newcomers(groups, out)
 
 
 def _join_on_flower(run: Run, table: Path, separator: str, out: Path, models_dir: Path | None, *,
@@ -368,7 +397,19 @@ def _join_on_flower(run: Run, table: Path, separator: str, out: Path, models_dir
                          virtual=virtual, timeout=timeout, result="joined.csv"):
             pass
         write_atomically(out, Path(folder, "joined.csv").read_bytes())
-    return [int(group) for group in read_table(out, ",")["cluster"]]
+    return groups_in(out)
+
+
+def groups_in(joined: Path) -> list[int]:
+    """The groups in joined.csv."""
+    return [int(group) for group in read_table(joined, ",")["cluster"]]
+
+
+def show_newcomers(groups: list[int], out: Path) -> None:
+    """How many newcomers are in which group."""
+    for sentence in sentences_of(groups):
+        say(sentence)
+    say(f"{many(len(groups), 'newcomer')} in {out}.")
 
 
 @command.command()
@@ -444,13 +485,18 @@ def show_log(folder: _Ledger, refused: _Refused = False, last: _Last = 0, delta:
 def check(config: _NodeConfig) -> None:
     """What a node with this configuration would do: a dry run for its owner, at the node.
 
-    CONFIG is what the node is started with: a TOML file, or KEY=VALUE as for --node-config. The
-    data are read; columns, users, limits and what is left of the budget are shown, and which
-    questions would be answered and which refused. Nothing is sent or written.
+    CONFIG is what the node is started with: the folder of a start kit, a TOML file, or KEY=VALUE as
+    for --node-config. The data are read; columns, users, limits and what is left of the budget are
+    shown, and which questions would be answered and which refused. Nothing is sent or written.
 
     Example: coterie federate check 'data="csv" path="/data/visits.csv" user="patient"'
     """
-    found = rehearse(read_config(config))
+    if len(config) == 1 and (Path(config[0]).is_dir() or Path(config[0]).name == "site.toml"):
+        from coterie.federated.runtimes.kits import read_kit
+
+        found = rehearse(read_kit(Path(config[0])).config)
+    else:
+        found = rehearse(read_config(config))
     for name, text in found.facts:
         say(f"{name:14} {text}")
     if found.answered:
@@ -459,22 +505,6 @@ def check(config: _NodeConfig) -> None:
                            right=("users who answer",), fixed=("kind",)))
     if any(name == "problem" for name, _ in found.facts):
         raise typer.Exit(2)
-
-
-@command.command()
-def keys(out: _Keys = Path("keys"), host: _Hosts = None, nodes: _Pairs = 0) -> None:
-    """Certificates of a SuperLink and key pairs of its SuperNodes.
-
-    Example: coterie federate keys --host fl.example.org --nodes 5 --out keys
-    """
-    from coterie.federated.runtimes.keys import make_certificates, make_node_keys
-
-    hosts = host or ["localhost", "127.0.0.1"]
-    make_certificates(out, hosts)
-    keys = make_node_keys(out, [f"node-{k}" for k in range(nodes)])
-    say(f"Certificates of {', '.join(hosts)} and {len(keys)} key pair(s) in {out}. The SuperLink "
-        "takes server.pem, server.key and ca.crt; a node takes ca.crt and its own key; keep ca.key "
-        "to yourself.")
 
 
 @command.command()

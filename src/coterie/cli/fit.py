@@ -19,15 +19,15 @@ from coterie.base.errors import InvalidInput
 from coterie.base.labels import groups_of, many
 from coterie.base.storage import json_ready, write_atomically
 from coterie.cli import base as options
-from coterie.cli.base import Arg, Opt, app, console, error, grid, interruptible, plain, say
+from coterie.cli.base import Arg, Opt, app, console, error, grid, interruptible, say
 from coterie.data.files import is_input
 from coterie.data.frames import to_frame, write_parquet
 from coterie.federated.node import holds_models, load_models
 from coterie.fitting import Fit, Settings
 from coterie.fitting.predictions import PredictsRows
-from coterie.fitting.work import FitProgress
+from coterie.fitting.settings import FitProgress
 from coterie.output import runs
-from coterie.output.runs.save import count_groups
+from coterie.output.report.headline import headline, lines_of
 from coterie.problem.solution import Status
 
 _DEFAULTS = Settings()
@@ -96,40 +96,22 @@ def _fit(data: Path, settings: Settings, silent: bool, *, features: str, drop: s
 
 
 def show(fitted: Fit, out: Path) -> None:
-    """Print the groups, the reason for them, the scores and the certificate."""
-    users = fitted.solution.problem.users
+    """Print what was found, how good and how sure it is, as the page and run.json have it."""
     for note in fitted.recipe.notes if fitted.recipe else ():
         say(note, style="dim")
-    title, sizes = f"{count_groups(fitted)} at lam = {fitted.lam:.4g}", np.bincount(fitted.labels)
-    if len(sizes) == users.n_users > 1:
-        say(title[0].upper() + title[1:] + ": each has a model of its own.")
-    else:
-        _show_groups(fitted, title, out)
-    say(f"Why            {fitted.why}")
-    if fitted.scores is not None:
-        say(f"Held out       {fitted.scores}")
+    said = headline(fitted, fitted.labels, fitted.settings.task)
+    say(said["found"], style="bold")
+    for name, text in lines_of(said):
+        say(f"{name:15}{text}" if name else f"  {text}")
+        if not name and text is said["groups"][-1]["sentence"] \
+                and len(said["groups"]) < fitted.n_clusters:
+            more = fitted.n_clusters - len(said["groups"])
+            say(f"  and {many(more, 'more group')} in {out / 'clusters.csv'}")
     for warning in fitted.warnings:
         say(f"Warning        {warning}")
-    gap = f"{fitted.gap:.1e} (relative)" if np.isfinite(fitted.gap) else "none"
-    say(f"Certified gap  {gap}")
-    say(fitted.solution.status.value)
+    gap = f", certified gap {fitted.gap:.0e}" if np.isfinite(fitted.gap) else ""
+    say(f"Computed       {fitted.solution.status.value} (lam = {fitted.lam:.4g}{gap})")
     say(f"Results        {out}; open {out / 'report.html'} to look at them")
-
-
-def _show_groups(fitted: Fit, title: str, out: Path) -> None:
-    """Print the largest groups."""
-    users, sizes = fitted.solution.problem.users, np.bincount(fitted.labels)
-    numbers = ("group", f"{fitted.noun}s", "rows")
-    table = grid(title, (*numbers, "among them"), right=numbers)
-    for k in np.argsort(-sizes, kind="stable")[:20]:
-        members = np.flatnonzero(fitted.labels == k)
-        names = (", ".join(str(users.names[i]) for i in members[:4])
-                 + (", ..." if len(members) > 4 else ""))
-        table.add_row(str(k), f"{len(members):,}", f"{int(users.sizes[members].sum()):,}",
-                      plain(names))
-    console.print(table)
-    if len(sizes) > 20:
-        say(f"and {len(sizes) - 20:,} more groups in {out / 'clusters.csv'}")
 
 
 @contextlib.contextmanager
@@ -237,7 +219,7 @@ def run_predict(
     elif out.suffix in (".parquet", ".pq"):
         write_parquet(frame, out)
     else:
-        write_atomically(out, runs.table(frame.columns, frame.iter_rows()))
+        write_atomically(out, runs.table(frame.columns, frame.iter_rows()), shared=True)
     # 3. What is said of them.
     names, scores = predicted.columns["user"], predicted.scores
     users = set(names) - {None}

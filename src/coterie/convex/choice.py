@@ -19,6 +19,7 @@ from coterie.base.types import Array, Ints
 from coterie.convex.path import Path, solve_path
 from coterie.convex.recovery import recovery_bounds
 from coterie.data.users import Users
+from coterie.losses import Loss
 from coterie.losses.derived import Grouped
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
@@ -153,6 +154,7 @@ def by_score(problem: Problem, held_out: Users, *, path: Path | None = None, n_l
     path = solve_path(problem, n_lams=n_lams, tol=tol) if path is None else path
     present = held_out.counts > 0
     loss = problem.loss.own_loss
+    # Users without held-out rows have no loss there.
     samples = loss.prepare(held_out.take(np.flatnonzero(present)))
 
     def score(models: Array) -> Array:
@@ -180,6 +182,7 @@ def best_mean(losses: Array, n_groups: Ints, one_standard_error: bool) -> int:
     best = int(means.argmin())
     if not one_standard_error:
         return best
+    # Of differences: what users have in common does not blur the comparison.
     error = (losses - losses[best]).std(axis=1) / np.sqrt(losses.shape[1])
     allowed = np.flatnonzero(means <= means[best] + error)
     fewest = allowed[n_groups[allowed] == n_groups[allowed].min()]
@@ -317,6 +320,7 @@ def by_stability(problem: Problem, *, path: Path | None = None, n_lams: int = 30
     path = solve_path(problem, n_lams=n_lams, tol=tol) if path is None else path
     agreement = np.zeros(len(path))
     for k in range(resamples):
+        # On the same lams, so that both paths are compared point by point.
         half = problem.users.data.split(test=0.5, seed=seed + k).train
         part = solve_path(Problem(half, problem.loss, lam=problem.lam, graph=problem.graph),
                           path.lams, tol=tol)
@@ -354,6 +358,12 @@ def accuracy(targets: npt.ArrayLike, predictions: npt.ArrayLike,
     from sklearn.metrics import accuracy_score
 
     return float(accuracy_score(targets, predictions, sample_weight=sample_weight))
+
+
+def accuracy_of_users(loss: Loss, models: Array, test: Users) -> Array:
+    """(n_users,) the share of each user's rows whose class its model predicts."""
+    correct = loss.predict(test.features, models[test.owner]) == test.targets
+    return np.asarray(np.add.reduceat(correct, test.offsets[:-1], dtype=float) / test.counts)
 
 
 def explained_variance(targets: npt.ArrayLike, predictions: npt.ArrayLike,

@@ -451,11 +451,11 @@ def _choose_lams(problem: Problem, n_lams: int, tol: float, solver: Solver | str
     return [*lams, bracket.upper], first, Point(models, duals)
 
 
-def alone_at(problem: Problem, top: float, tol: float, solver: Solver | str = "fast") -> float:
+def alone_at(problem: Problem, top: float, tol: float) -> float:
     """A lam below `top` with as many models as at lam = 0; users with equal data never have
     different models.
     """
-    return _alone(problem, top, tol, solver).lam
+    return _alone(problem, top, tol, "fast").lam
 
 
 @interruptible()

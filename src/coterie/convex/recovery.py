@@ -145,7 +145,7 @@ def recovery_bounds(problem: Problem, labels: npt.ArrayLike,
     return _stringent(problem, clusters) if kind == "stringent" else _uniform(problem, clusters)
 
 
-def solve_clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array:
+def solve_clustered(problem: Problem, labels: Ints) -> Array:
     """(n_clusters, dim) the solution of (C) with one model per group.
 
     Raises
@@ -157,7 +157,7 @@ def solve_clustered(problem: Problem, labels: Ints, tol: float = 1e-12) -> Array
     first, second, weights = _pairs_between(problem.graph, labels)
     pairs = np.stack([first, second], axis=1)
     graph = Graph.from_edges(k, pairs, weights) if k > 1 else Graph.complete(1)
-    solution = solve_quietly(Problem(loss.groups, loss, lam=problem.lam, graph=graph), tol=tol)
+    solution = solve_quietly(Problem(loss.groups, loss, lam=problem.lam, graph=graph), tol=1e-12)
     if not solution.gap <= _SOLVED:
         raise NotConverged("The problem with one model per group was solved within "
                            f"{solution.gap:.1e} only, and nothing can be concluded from that. "

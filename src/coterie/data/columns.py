@@ -70,9 +70,9 @@ class Column:
         are as in `encode`, and what is no number or too large is filled in.
         """
         if self.kind == "category":
-            with warnings.catch_warnings(action="ignore", category=CoterieWarning):
-                return self.encode(cells if cells.kind in CLASSES_OF else cells._replace(
-                    kind="empty", missing=np.ones(len(cells.missing), dtype=bool)))
+            index = level_of(cells, (*self.levels, *self._reference), len(self.levels)
+                             if self.pooled else -1)
+            return self._indicators(index, cells.missing)
         values, missing = numbers_of(cells, self.kind, self.origin)
         encoded = np.zeros((len(missing), len(self.labels)))
         if self.missing:
@@ -80,19 +80,29 @@ class Column:
         encoded[:, 0] = np.where(missing, self.fill, values)
         return encoded
 
+    @property
+    def _reference(self) -> tuple[str, ...]:
+        return () if self.reference is None else (self.reference,)
+
+    def _indicators(self, index: Ints, missing: Flags) -> Array:
+        """(n_rows, n_labels) of a category, by the encoded column of each row's level."""
+        encoded = np.zeros((len(index), len(self.labels)))
+        if self.missing:
+            encoded[:, -1] = missing
+        known = (index >= 0) & (index < len(self.labels) - self.missing)
+        encoded[np.flatnonzero(known), index[known]] = 1.0
+        encoded[index < 0, 0] = self.fill
+        return encoded
+
     def encode(self, cells: Cells, known: Collection[str] | None = None) -> Array:
         """The encoded columns, (n_rows, n_labels); of a category, only known levels are told
         apart, all of them if None.
         """
+        if self.kind == "category":
+            return self._indicators(self._level_index(cells, known), cells.missing)
         encoded = np.zeros((len(cells.missing), len(self.labels)))
         if self.missing:
             encoded[:, -1] = cells.missing
-        if self.kind == "category":
-            index = self._level_index(cells, known)
-            known = (index >= 0) & (index < len(self.labels) - self.missing)
-            encoded[np.flatnonzero(known), index[known]] = 1.0
-            encoded[index < 0, 0] = self.fill
-            return encoded
         fits = (cells.kind in (self.kind, "empty")
                 or (self.kind == "number" and cells.kind == "flag")
                 or (self.kind == "flag" and cells.kind == "number"
@@ -113,8 +123,7 @@ class Column:
             raise InvalidInput(f"The column must hold texts, it holds {HOLDS[cells.kind]}",
                                where=f"column {self.name!r}", remedy=AS_LEARNED)
         texts, codes = as_texts(cells)
-        known = positions((*self.levels, *([] if self.reference is None else [self.reference])),
-                          cells)
+        known = positions((*self.levels, *self._reference), cells)
         if only is not None:
             plain = {text if cells.kind == "text" else text_key(text) for text in only}
             known = {text: index for text, index in known.items() if text in plain}
@@ -128,6 +137,18 @@ class Column:
             warnings.warn(f"Column {self.name!r} has levels that are not known, {show(*new)}: "
                           f"{becomes} there.", CoterieWarning, stacklevel=5)
         return index
+
+
+def level_of(cells: Cells, levels: Sequence[str], unknown: int) -> Ints:
+    """(n_rows,) the position of each cell's level, whatever the other cells are: 1, 1.0 and 1e0 are
+    one level. Unknown ones have the number given, missing cells and those that are no levels -1.
+    """
+    if cells.kind not in CLASSES_OF:
+        return np.full(len(cells.missing), -1)
+    texts, codes = as_texts(cells)
+    known = {text_key(text): index for index, text in enumerate(levels)}
+    index = np.array([known.get(text_key(text), unknown) for text in texts])[codes]
+    return np.where(cells.missing, -1, index)
 
 
 def numbers_of(cells: Cells, kind: str = "number", origin: float = 0.0) -> tuple[Array, Flags]:
@@ -180,6 +201,14 @@ def text_key(text: str) -> str:
         return repr(float(text) + 0.0)
     except ValueError:
         return text.lower() if text.lower() in ("true", "false") else text
+
+
+def number_key(text: str) -> tuple[float, str]:
+    """What texts are sorted by as the numbers that they say; others come after these."""
+    try:
+        return float(text), ""
+    except ValueError:
+        return np.inf, text
 
 
 def in_days(kind: str, values: Any, origin: float) -> Array:

@@ -36,18 +36,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from coterie.base.errors import ROW, InvalidInput
 from coterie.base.types import Array, Flags
 from coterie.data.columns import (
-    CLASSES_OF,
+    LARGEST,
     LOCAL,
     as_texts,
     check_size,
     first_text,
+    level_of,
     numbers_of,
     positions,
     text_key,
@@ -74,6 +75,7 @@ from coterie.data.users import Users
 from coterie.data.validation import check_unique, show, suggest
 
 ClassKind = Literal["str", "int", "float", "bool"]
+_ENCODED = ("number", "category", "flag", "date", "duration")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +252,8 @@ class Recipe:
         X, start = np.empty((len(frame), len(self.feature_names))), 0
         for column in self.columns:
             # Levels are compared as texts: "01" is not "1".
-            cells = read_cells(frame[column.name], parse=column.kind != "category")
+            cells = read_cells(frame[column.name],
+                               parse=column.kind != "category" and not lenient)
             X[:, start:start + len(column.labels)] = (
                 column.encode_any(cells) if lenient
                 else column.encode(cells, None if known is None else known.get(column.name, ())))
@@ -326,20 +329,20 @@ class Recipe:
                                remedy=suggest(self.target, frame.columns))
         series, target = frame[self.target], str(self.target)
         if self.task != "classification" and lenient:
-            values, missing = numbers_of(read_cells(series))
+            values, missing = numbers_of(read_cells(series, parse=False))
             return np.where(missing, 0.0, values), ~missing
         if self.task != "classification":
             cells = target_cells(series, target, self.task)
             return cells.values.astype(np.float64), ~cells.missing
+        if lenient:
+            numbers = level_of(read_cells(series, parse=False), self.classes, -1)
+            return np.maximum(numbers, 0).astype(np.float64), numbers >= 0
         cells = read_cells(series, parse=self.class_kind != "str")
         if cells.kind == "flag" and self.class_kind in ("int", "float"):
             cells = cells._replace(kind="number")
         texts, codes = as_texts(cells)
         known = positions(self.classes, cells)
         numbers = np.array([known.get(text, -1) for text in texts])[codes]
-        if lenient:
-            return (np.maximum(numbers, 0).astype(np.float64),
-                    ~cells.missing & (numbers >= 0) & np.isin(cells.kind, CLASSES_OF))
         new = np.flatnonzero((numbers < 0) & ~cells.missing & owned)
         if new.size:
             raise InvalidInput(f"The class {show(texts[codes[new[0]]])} is not among those learned",
@@ -359,12 +362,50 @@ class Recipe:
     def from_json(cls, d: dict[str, Any]) -> Recipe:
         """The recipe that `to_json` gives."""
         try:
-            columns = tuple(Column(**{**c, "levels": tuple(c["levels"])}) for c in d["columns"])
-            return cls(**{**d, "columns": columns, "classes": tuple(d["classes"]),
-                          "notes": tuple(d["notes"])})
-        except (KeyError, TypeError) as error:
-            raise InvalidInput(f"This is no recipe: {error}",
+            columns = tuple(Column(**{**c, "levels": _texts(c["levels"])}) for c in d["columns"])
+            made = cls(**{**d, "columns": columns, "classes": _texts(d["classes"]),
+                          "notes": _texts(d["notes"])})
+            made._check_types()
+            return made
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidInput(f"This is no recipe: {str(error)[:200]}",
                                remedy="Pass what Recipe.to_json gives") from error
+
+    def _check_types(self) -> None:
+        """Refuse what no recipe that is learned has.
+
+        Raises
+        ------
+        TypeError : with what is wrong.
+        """
+        for name in (self.user, self.target):
+            _must(name is None or isinstance(name, str), "names of columns are texts")
+        _must(self.task in TASKS and self.class_kind in get_args(ClassKind),
+              "its task does not exist")
+        _must(len(set(self.classes)) == len(self.classes), "a class comes twice")
+        for column in self.columns:
+            good = (isinstance(column.name, str) and column.kind in _ENCODED
+                    and all(isinstance(flag, bool) for flag in (column.pooled, column.missing)))
+            _must(good, "a column has no name, or is of no kind")
+            for number, most in ((column.fill, LARGEST), (column.origin, 2**62)):
+                _must(isinstance(number, (int, float)) and not isinstance(number, bool)
+                      and abs(number) <= most, f"column {column.name!r} has a number that is none")
+            levels = (*column.levels, *([] if column.reference is None else [column.reference]))
+            _must(all(isinstance(level, str) for level in levels)
+                  and len(set(levels)) == len(levels) and isinstance(column.origin, int)
+                  and (column.kind == "category" or not (levels or column.pooled)),
+                  f"column {column.name!r} has levels that are none")
+
+
+def _texts(parts: Any) -> tuple[str, ...]:
+    _must(isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts),
+          "a list of texts was expected")
+    return tuple(parts)
+
+
+def _must(good: bool, complaint: str) -> None:
+    if not good:
+        raise TypeError(complaint)
 
 
 def _with_all_users(X: Array, y: Array, names: list[Any], kept: Flags,

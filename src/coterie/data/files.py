@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import CoterieWarning, InvalidInput, MissingExtra
+from coterie.base.errors import CoterieWarning, InvalidInput, require_extra
 from coterie.base.machine import free_memory
 from coterie.base.types import Flags, Ints
 from coterie.data.frames import (
@@ -52,12 +52,15 @@ PACKED = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\x00": ".xz", b"\x28\xb5
 # What a packed file may unpack to: so many bytes, or so many times its own size.
 _SMALL, _RATIO = 1 << 28, 200
 _CHUNK, _PART = 1 << 22, 1 << 12
+# Bytes with question marks for those that no text holds.
+_PRINTED = bytes(63 if byte < 32 and byte not in (9, 10, 13) else byte for byte in range(256))
 MOST_COLUMNS = 100_000
 # What was read from standard input: it can be read once only.
 _input: tuple[Any, bytes] | None = None
 
 
-def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
+def read_table(path: str | PathLike[str], separator: str | None = None, *,
+               by_cell: bool = False) -> Any:
     """A file as a polars frame, one row per sample.
 
     It is CSV, Parquet, JSON lines (one object per line) or Excel (the first sheet), and may be
@@ -67,6 +70,8 @@ def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
     ----------
     path : the file; "-" is standard input.
     separator : between the cells of a CSV file; detected if omitted.
+    by_cell : whether what a cell becomes may depend on nothing but this cell and the header: then
+        cells of a CSV file are texts, and other files than CSV and Parquet are refused.
 
     Raises
     ------
@@ -83,8 +88,13 @@ def read_table(path: str | PathLike[str], separator: str | None = None) -> Any:
     """
     kind, raw = _open(path)
     if kind == "parquet":
-        return read_parquet(path, raw)
+        return read_parquet(path, raw, by_cell)
     name, content = shown(path), raw or b""
+    if by_cell:
+        if kind != "csv":
+            raise InvalidInput("Cells of this file cannot be read one by one", where=name,
+                               remedy="Save the table as CSV or Parquet")
+        return read_texts(name, lambda: _read_records(name, content, separator, by_cell), by_cell)
     if kind == "excel":
         _check_workbook(name, content)
         frame = read_excel(name, content)
@@ -190,18 +200,20 @@ def _number_lines(data: bytes) -> list[tuple[int, bytes]]:
     return [(number, line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
 
 
-def _read_records(path: str, raw: bytes,
-                  separator: str | None) -> tuple[bytes, list[str], str, int]:
+def _read_records(path: str, raw: bytes, separator: str | None,
+                  by_cell: bool = False) -> tuple[bytes, list[str], str, int]:
     """The records after the header without blank lines, the names of the columns, the separator,
     and their number.
     """
-    data = decode(path, raw)
+    data = decode(path, raw, by_cell)
     named, skipped = _read_separator_line(data)
     separator, data = named if separator is None else separator, data[skipped:]
     if not data or data.isspace():
         raise InvalidInput("The file is empty", where=path, remedy=COMPLETE)
     data += b"" if data.endswith(b"\n") else b"\n"
-    separator = _sniff(path, data) if separator is None else separator
+    if separator is None:
+        separator = (max(SEPARATORS, key=data.partition(b"\n")[0].decode().count) if by_cell
+                     else _sniff(path, data))
     if len(separator) != 1 or not separator.isascii() or separator in '"\r\n':
         raise InvalidInput(f"The separator must be one character, got {separator!r}",
                            remedy="For example ';'")
@@ -237,9 +249,9 @@ def _read_separator_line(data: bytes) -> tuple[str | None, int]:
     return (chr(data[4]), 6) if data[:4].lower() == b"sep=" and data[5:6] == b"\n" else (None, 0)
 
 
-def decode(path: str, raw: bytes) -> bytes:
+def decode(path: str, raw: bytes, by_cell: bool = False) -> bytes:
     """A file's text in UTF-8 with newlines as line ends; control characters and files that are no
-    text are refused.
+    text are refused. By cell, what is no UTF-8 stays so, and no other letter changes.
     """
     if raw.startswith(b"PK\x03\x04"):
         raise InvalidInput("The file is a workbook or a ZIP archive, not a table", where=path,
@@ -250,6 +262,8 @@ def decode(path: str, raw: bytes) -> bytes:
               else "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff")
               else "utf-16-le" if zero[1::2].mean() > 0.3 and not zero[::2].any()
               else "utf-16-be" if zero[::2].mean() > 0.3 and not zero[1::2].any() else "")
+    if by_cell and not marked:
+        raw, marked = raw.decode("utf-8", "replace").encode().translate(_PRINTED), "utf-8"
     for encoding in (marked,) if marked else ("utf-8", "cp1252"):
         try:
             raw = raw if encoding == "utf-8" and raw.isascii() else raw.decode(encoding).encode()
@@ -497,10 +511,8 @@ def _read_all(file: io.BufferedIOBase) -> Iterator[bytes]:
 
 
 def _unpack_zstd(raw: bytes) -> Iterator[bytes]:
-    try:
+    with require_extra("zstandard", "tables", "Reading files packed with zstd"):
         import zstandard
-    except ImportError as error:
-        raise MissingExtra("zstandard", "tables", "Reading files packed with zstd") from error
     at = 0
     try:
         while at < len(raw):  # a file may be several frames, one after the other

@@ -16,20 +16,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coterie.base.errors import ROW, InvalidInput, MissingExtra
+from coterie.base.errors import ROW, InvalidInput, MissingExtra, require_extra
 from coterie.base.storage import write_atomically
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.validation import check_unique, is_input, show
 
 
-def read_parquet(path: str | PathLike[str], raw: bytes | None = None) -> Any:
+def read_parquet(path: str | PathLike[str], raw: bytes | None = None,
+                 by_cell: bool = False) -> Any:
     """One Parquet file, or its bytes, as a polars frame; a column of lists of d numbers becomes d
-    columns.
+    columns, but not where these would depend on all cells.
     """
     if raw is None:
         check_readable(path)
-    return _unfold(_read(path, lambda pl: pl.read_parquet(path, glob=False) if raw is None else
-                           pl.read_parquet(io.BytesIO(raw))))
+    frame = _read(path, lambda pl: pl.read_parquet(path, glob=False) if raw is None else
+                  pl.read_parquet(io.BytesIO(raw)))
+    return frame if by_cell else _unfold(frame)
 
 
 def read_excel(path: str, raw: bytes, header: bool = True) -> Any:
@@ -176,10 +178,8 @@ def check_readable(path: str | PathLike[str]) -> None:
 
 
 def _polars() -> Any:
-    try:
+    with require_extra("polars", "tables", "Reading tables from files"):
         import polars
-    except ImportError as error:
-        raise MissingExtra("polars", "tables", "Reading tables from files") from error
     return polars
 
 
@@ -248,15 +248,13 @@ def beside(frame: Any, columns: dict[str, list[Any]]) -> Any:
 
 def write_parquet(columns: Any, path: str | PathLike[str]) -> None:
     """Columns, or a frame, as a Parquet file, written atomically."""
-    try:
+    with require_extra("polars", "tables", "Writing Parquet files"):
         import polars
-    except ImportError as error:
-        raise MissingExtra("polars", "tables", "Writing Parquet files") from error
     if isinstance(columns, dict):
         columns = polars.DataFrame({name: _unify_types(values) for name, values in columns.items()})
     stream = io.BytesIO()
     columns.write_parquet(stream)
-    write_atomically(path, stream.getvalue())
+    write_atomically(path, stream.getvalue(), shared=True)
 
 
 # ---- columns of a polars frame, of any type
@@ -290,11 +288,12 @@ class Cells(NamedTuple):
 
 
 def read_texts(path: str | PathLike[str],
-               content: Callable[[], tuple[bytes, list[str], str, int]]) -> Any:
+               content: Callable[[], tuple[bytes, list[str], str, int]],
+               by_cell: bool = False) -> Any:
     """The records of a text as a polars frame: from their bytes, the columns' names, the separator
     and their number.
 
-    Columns whose texts are all numbers or all truth values hold these.
+    Columns whose texts are all numbers or all truth values hold these, but not by cell.
     """
     def read(pl: Any) -> Any:
         body, names, separator, n = content()
@@ -304,6 +303,8 @@ def read_texts(path: str | PathLike[str],
         if texts.shape != (n, len(names)):
             raise InvalidInput(f"{n} rows and {len(names)} columns are read as {texts.shape}",
                                where=str(path), remedy="Save the table as Parquet")
+        if by_cell:
+            return texts
         read = [_infer_type(pl, column, separator) for column in texts]
         commas = [column.name for column, comma in read if comma]
         points = [column.name for column, comma in read
@@ -316,6 +317,15 @@ def read_texts(path: str | PathLike[str],
         return pl.DataFrame([column for column, _ in read])
 
     return _read(path, read)
+
+
+def infer_names(frame: Any, name: str) -> Any:
+    """The frame with the names of users, which are public, in the type that all of them have."""
+    import polars as pl
+
+    texts = frame[name]
+    return frame if texts.dtype != pl.String else frame.with_columns(
+        _infer_type(pl, texts, ",")[0])
 
 
 def read_numbers(frame: Any, names: Iterable[str]) -> Any:

@@ -438,7 +438,7 @@ class Users(Participants):
         return Split(*(self._rows(rows, size, self.names)
                        for rows, size in zip(parts, sizes, strict=True)))
 
-    def hold_out(self, share: float, *, stratify: bool = False, seed: int = 0,
+    def hold_out(self, share: float, *, stratify: bool | Array = False, seed: int = 0,
                  least: int = 0) -> Split:
         """Hold out a share of every user's rows, the same rows whoever the other users are.
 
@@ -447,7 +447,7 @@ class Users(Participants):
         Parameters
         ----------
         share : of each user's rows.
-        stratify, seed : as for `split`.
+        stratify, seed : as for `split`; or (n_rows,) numbers that take the place of targets.
         least : users who would hold out fewer rows hold out none.
 
         Returns
@@ -462,8 +462,9 @@ class Users(Participants):
         True
         """
         sizes = part_sizes(self.counts, float(share), 0.0, None, least)
-        parts = choose_own_rows(self.owner, self.counts, sizes, self.targets if stratify else None,
-                                seed, self.names)
+        strata = stratify if isinstance(stratify, np.ndarray) else \
+            self.targets if stratify else None
+        parts = choose_own_rows(self.owner, self.counts, sizes, strata, seed, self.names)
         return Split(*(self._rows(rows, size, self.names)
                        for rows, size in zip(parts, sizes, strict=True)))
 

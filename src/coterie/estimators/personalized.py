@@ -273,8 +273,8 @@ class PersonalizedClassifier(ClassifierMixin, Personalized):  # type: ignore[mis
         predict need them too, and a search that would score without them is refused, so that
         whatever drops `users` is noticed. "error" raises in `fit`, too; "together" never does, and
         predicts with the pooled model.
-    average : "auto" averages several kinds of models where that predicts rows left out clearly
-        better than one; "off" keeps the one kind that was chosen.
+    average : "auto" averages several kinds of models where that predicts rows left out better than
+        one; "off" keeps the one kind that was chosen.
     curves : of an average: "auto" for curves of columns, "off" for straight columns.
     scale : of an average: "auto" also tries logarithms of positive targets and columns, "level"
         none, "log" these only.

@@ -41,6 +41,7 @@ class Introduction(NamedTuple):
     targets : of prepared numbers: "none", "signs" (all are -1 or 1), or "numbers"; of a table in a
         private federation "table": then `features` are its columns of numbers.
     summary : of a table; a private federation has none.
+    user, target : columns of a private table, which a summary says otherwise.
     """
 
     names: tuple[Any, ...]
@@ -48,6 +49,8 @@ class Introduction(NamedTuple):
     n_classes: int = 0
     targets: str = "none"
     summary: TableSummary | None = None
+    user: str = ""
+    target: str = ""
 
     @classmethod
     def of(cls, source: Users | Table, *, private: bool = False) -> Introduction:
@@ -55,7 +58,8 @@ class Introduction(NamedTuple):
         columns hold.
         """
         if isinstance(source, Table):
-            return (cls(names=source.names, features=source.number_columns(), targets="table")
+            return (cls(names=source.names, features=source.number_columns(), targets="table",
+                        user=source.user, target=source.target or "")
                     if private else cls(names=source.names, summary=source.summary()))
         y = source.targets
         if y is None or not len(y):
@@ -91,6 +95,9 @@ class Introduction(NamedTuple):
             if not (isinstance(features, list) and len(features) <= MOST_COLUMNS
                     and all(map(is_text, features)) and len(set(features)) == len(features)):
                 raise _no_introduction("its columns have no names, or the same")
+            columns = str(said.get("user", "")), str(said.get("target", ""))
+            if not all(map(is_text, filter(None, columns))):
+                raise _no_introduction("its columns have no names")
             if not is_count(n_classes) or targets not in _TARGETS:
                 raise _no_introduction("its targets do not exist")
             summary = None if said["summary"] is None else TableSummary.from_json(said["summary"])
@@ -101,7 +108,7 @@ class Introduction(NamedTuple):
         # a private table may have texts only.
         elif not features and names and targets not in ("none", "table"):
             raise _no_introduction("it has targets, and no columns")
-        return cls(tuple(names), tuple(features), n_classes, targets, summary)
+        return cls(tuple(names), tuple(features), n_classes, targets, summary, *columns)
 
 
 def _no_introduction(why: str) -> InvalidInput:

@@ -30,7 +30,7 @@ import numpy as np
 from coterie.base.errors import Incompatible, InvalidInput, located, require
 from coterie.base.machine import free_memory
 from coterie.base.storage import json_ready, write_atomically
-from coterie.data.columns import Column
+from coterie.data.columns import Column, number_key
 from coterie.data.encoding import Recipe
 from coterie.data.moments import Standardizer
 from coterie.data.participants import Participants
@@ -135,14 +135,23 @@ class Agreement:
         """
         return self.data_of(self.given(source), holdout, seed, least)
 
-    def data_of(self, users: Users, holdout: float, seed: int, least: int = 0) -> Data:
+    def data_of(self, users: Users, holdout: float, seed: int, least: int = 0, *,
+                own: bool = False) -> Data:
         """The data of users whose rows are numbers, as they answer from them; see `Users.hold_out`.
+
+        Parameters
+        ----------
+        users : their rows.
+        holdout, seed, least : which rows are held out.
+        own : whether these are the owner's own choice: then they are the same whatever the server
+            takes the target for, and in whatever order it names the classes.
         """
         # 1. Held-out rows: a run learns from the others only, a fit from all, which include them.
         fits, split, train, held, judged = bool(self.task), None, None, None, None
         if holdout > 0 and self.task != "clustering":
-            split = users.hold_out(holdout, stratify=self.task == "classification", seed=seed,
-                                   least=least)
+            by_class = self._in_own_order(users) if own else None
+            split = users.hold_out(holdout, seed=seed, least=least, stratify=(
+                self.task == "classification" if by_class is None else by_class))
         # 2. The units of the models, and those of models found without the held-out rows.
         units, inner = self.train_units or self.units, self._inner
         if split is not None:
@@ -150,6 +159,7 @@ class Agreement:
             train, held = trained(split.train) if fits else None, trained(split.test)
             judged = (units, split.test) if fits and units is not None else None
             users = users if fits else split.train
+        given = (users,) if split is None else (users, split.train)
         users = inner(users)
         # 3. The loss; users who only describe their rows need none.
         loss: Loss = SquaredDistance()
@@ -157,7 +167,16 @@ class Agreement:
         if self.units is not None or not (fits or self.recipe is not None):
             loss = self.make_loss()
             samples = loss.prepare(users)
-        return Data(loss, samples, held, train=train, judged=judged, fits=fits)
+        return Data(loss, samples, held, train=train, judged=judged, fits=fits,
+                    given=given if fits else ())
+
+    def _in_own_order(self, users: Users) -> Any:
+        """(n_rows,) numbers in the order of the targets as they are in the table."""
+        classes = () if self.recipe is None else self.recipe.classes
+        if users.targets is None or not classes:
+            return users.targets
+        order = sorted(range(len(classes)), key=lambda k: number_key(classes[k]))
+        return np.argsort(order)[users.targets.astype(np.int64)].astype(float)
 
     def _inner(self, users: Users) -> Users:
         """Users in the units of the models."""
@@ -437,8 +456,11 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
     ------
     InvalidInput : a column of which too little is public.
     """
-    user, target, task = deployment.user, deployment.target, deployment.task
-    require(target, "a private fit needs a target", "Give --target COLUMN")
+    user, target = (_one_column(tables, what, getattr(deployment, what))
+                    for what in ("user", "target"))
+    task = deployment.task
+    require(target, "a private fit needs a target",
+            "Set target in the configuration of the nodes, or give --target COLUMN")
     numbers = set.intersection(*(set(table.features) for table in tables))
     given = dict(privacy.clip) if isinstance(privacy.clip, Mapping) else {}
     named, drop = split_names(deployment.features), (target, user, *split_names(deployment.drop))
@@ -461,13 +483,23 @@ def public_recipe(tables: Sequence[Introduction], deployment: Deployment,
                            remedy="Predict one class against the others")
     require(classes or task != "classification",
             f"the classes of {target!r} are not public", f"Name them in clip: {target}=no|yes")
-    counts = task == "counts" or (deployment.fit is not None and deployment.fit.loss == "poisson")
+    fit = deployment.fit
+    counts = task == "counts" or (fit is not None and fit.loss == "poisson")
     require(not (classes and counts), f"clip names classes of {target!r}, which is to be counts",
             f"Give its bounds, for example {target}=0:100")
     return Recipe(user=user, target=target,
                   task="classification" if classes else "counts" if counts else "regression",
                   classes=classes, class_kind="str", columns=columns,
                   notes=(f"Private: only the columns {show(*names)} are used{why}",))
+
+
+def _one_column(tables: Sequence[Introduction], what: str, given: str) -> str:
+    """The column of users or of targets: that of the run, or the one that all nodes have set."""
+    named = sorted({getattr(table, what) for table in tables} - {""})
+    if not given and len(named) > 1:
+        raise InvalidInput(f"nodes have set different columns as {what}: {show(*named)}",
+                           remedy="Give all nodes the same user and target")
+    return given or next(iter(named), "")
 
 
 def _column(name: str, bounds: Any, levels: tuple[str, ...]) -> Column:

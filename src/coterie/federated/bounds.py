@@ -21,6 +21,8 @@ from coterie.data.validation import split_names
 from coterie.federated.agreement import Agreement
 from coterie.federated.protocol.messages import SCHEMAS, Message, misfit, square
 from coterie.federated.sources import SOURCES
+from coterie.fitting.candidates import N_FOLDS
+from coterie.fitting.columns import QUESTIONS, handed_of, question_of
 from coterie.losses import LOSSES
 
 Array = npt.NDArray[Any]
@@ -87,12 +89,14 @@ def _check_words(agreement: Agreement, own: Mapping[str, Any]) -> None:
         require(type(number) is int and 0 <= number <= _CLASSES, f"there can be {_CLASSES} classes")
     if agreement.loss:
         check_loss(agreement.loss, agreement.loss_options, own)
+    require(isinstance(agreement.signs, bool) and isinstance(agreement.loss_options, str),
+            "signs and options of a loss are none")
+    for one in units:
+        require(one.loss.ridge <= _LARGEST, "the ridge is too large")
     if agreement.recipe is not None:
-        columns = agreement.recipe.columns
-        require(sum(len(column.labels) for column in columns) <= _COLUMNS,
-                f"there can be {_COLUMNS} columns")
-        require(all(np.isfinite(float(column.fill)) for column in columns),
-                "a filled-in number is not finite")
+        require(agreement.features == agreement.recipe.feature_names,
+                "its columns are not those of its recipe")
+        require(len(agreement.recipe.classes) <= _CLASSES, f"there can be {_CLASSES} classes")
 
 
 def check_loss(name: str, options: str, own: Mapping[str, Any]) -> None:
@@ -191,6 +195,8 @@ def objection(query: Message, dim: int, n_parts: int = 1) -> str | None:
     arrays = query.arrays
     if query.kind in ("summary", "evidence", "around"):
         return _fit_objection(query.kind, arrays, dim, n_parts)
+    if query.kind == "average" or ("settings" in arrays and query.kind == "certify"):
+        return _average_objection(query.kind, arrays, dim, n_parts)
     if query.kind == "pdmm":
         return "edges at their users are for users in one process; nodes store nothing"
     return _plain_objection(query.kind, arrays, dim)
@@ -277,6 +283,27 @@ def _fit_objection(kind: str, arrays: Mapping[str, Array], dim: int, n_parts: in
     if not good:
         return "its centres and covariances have shapes that are not allowed"
     return _not_positive(arrays["covariance"], dim)
+
+
+def _average_objection(kind: str, arrays: Mapping[str, Array], dim: int,
+                       n_parts: int) -> str | None:
+    """Why this is no question about the columns of users with models of this length."""
+    try:
+        if kind == "certify":
+            handed_of(arrays["settings"], dim - 1)
+            return _plain_objection(kind, arrays, dim)
+        stage = int(arrays["stage"])
+        question_of(stage, arrays["settings"], dim - 1)
+    except InvalidInput as error:
+        return str(error)
+    if not 0 <= int(arrays["rank"]) < n_parts:
+        return "it is about a part of the rows that does not exist"
+    if stage and not 0 <= int(arrays.get("who", -1)) < N_FOLDS:
+        return "it names no fold to begin with"
+    if stage == len(QUESTIONS) - 1 and (
+            "models" not in arrays or arrays["models"].shape != (N_FOLDS * dim,)):
+        return "it does not say what the kind of models predicts"
+    return None
 
 
 def _not_positive(triangles: Array, dim: int) -> str | None:

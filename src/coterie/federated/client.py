@@ -39,6 +39,8 @@ from coterie.federated.protocol.messages import (
     square,
     triangle,
 )
+from coterie.fitting.average import predicted
+from coterie.fitting.columns import QUESTIONS, HandedAverage, unpacked
 from coterie.fitting.kinds import group_centres
 from coterie.fitting.scores import worse_than_alone
 from coterie.fitting.sources import Around, expanded, own_models
@@ -66,6 +68,7 @@ class Data:
     withheld : (n_users,) who answers "expand" with a bound instead of a Hessian; nobody if None.
     fits : whether a fit is made.
     keeper : the ledger of noisy releases; without one there are none.
+    given : the rows, and those that are not held out, in the units given, where a fit is made.
     experiment : a seed of their noise, for experiments in one process; None for the operating
         system.
     about : a digest of how rows became numbers.
@@ -87,6 +90,7 @@ class Data:
     judged: tuple[Units, Users] | None = None
     withheld: Flags | None = None
     fits: bool = False
+    given: tuple[Users, ...] = ()
     keeper: NodeLedger | None = None
     experiment: int | None = None
     about: str = ""
@@ -380,7 +384,14 @@ def _judge(data: Data, queries: Batch) -> Fields:
         alone = own_models(units.loss, data.train.take(queries.users))
     models = [arrays["fitted"], alone, arrays["together"]]
     errors = [units.errors(part, test) for part in models[:2]]
-    return {"scores": np.stack([units.scores(part, test) for part in models], axis=1),
+    scores = np.stack([units.scores(part, test) for part in models], axis=1)
+    if "settings" in queries.shared:
+        sent = HandedAverage.of(unpacked(queries.shared["settings"]))
+        average = sent.at_home(data.given[1].take(queries.users))
+        own = predicted(units, test.features, models[0][test.owner])
+        errors[0] = units.errors_of(average.predict(test.features, test.owner, own)[0], test)
+        scores[:, 0] = units.scores_of(errors[0], test)
+    return {"scores": scores,
             "worse": worse_than_alone(errors[0], errors[1], test).astype(float)}
 
 
@@ -464,6 +475,13 @@ def _fit(data: Data, queries: Batch) -> Answer:
     return _FIT[queries.kind](data.loss, parts, queries), {}
 
 
+def _average(data: Data, queries: Batch) -> Answer:
+    """What an average asks; see `coterie.fitting.columns`."""
+    part, stage = (int(queries.shared[name]) for name in ("rank", "stage"))
+    question = QUESTIONS[stage].of(unpacked(queries.shared["settings"]))
+    return question.answer(data.given[part].take(queries.users), queries.arrays), {}
+
+
 def _join(data: Data, queries: Batch) -> Answer:
     """The group of a finished run that fits each newcomer best, and its model in it.
 
@@ -504,7 +522,7 @@ _ANSWERS: dict[str, Callable[[Data, Batch], Answer]] = {
     **dict.fromkeys(_FIT, _fit), "describe": _describe, "local": _local,
     "expand": _expand, "gradient": _gradient, "prox": _prox, "train": _train, "certify": _certify,
     "score": _score, "moments": _moments,
-    "join": _join,
+    "join": _join, "average": _average,
     "release": _release,
     # That the users have what they need; their models stay with them.
     "home": lambda data, queries: ({"who": np.zeros(len(queries), dtype=np.int64)}, {}),

@@ -29,9 +29,10 @@ from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.private.policy import check as check_budget
 from coterie.federated.protocol.messages import KINDS
 from coterie.federated.settings import by_present_names, key_of
-from coterie.federated.sources import Table
+from coterie.federated.sources import Encoded, Table
 
 log = logging.getLogger("coterie.federated")
+PUBLIC = "public"  # the split key of an owner to whom it does not matter which rows are held out
 ARGS = "args."  # begins the names of settings of the owner's own data function
 #: Rows that a level needs to be told apart, unless the owner says otherwise: means of one or two
 #: rows are the rows.
@@ -205,6 +206,11 @@ class Contract:
         return self.budget_epsilon is not None
 
     @property
+    def splits(self) -> bool:
+        """Whether the owner, and not a server, chooses which rows are held out."""
+        return self.owned and self.split_key != PUBLIC
+
+    @property
     def allowed_kinds(self) -> tuple[str, ...]:
         """The kinds that `allow` names."""
         return tuple(word for word in self.allow.replace(",", " ").split() if word)
@@ -316,8 +322,9 @@ class Contract:
         if not self.private:
             return Introduction.of(source, private=private)
         if isinstance(source, Table):
-            return Introduction(source.names, targets="table", features=tuple(
-                name for name, kind in self.kinds_of_columns.items() if kind == _NUMBER))
+            return Introduction(source.names, targets="table", user=self.user, target=self.target,
+                                features=tuple(name for name, kind in self.kinds_of_columns.items()
+                                               if kind == _NUMBER))
         targets = ("none" if source.targets is None
                    else "signs" if self.task == "classification" else "numbers")
         return Introduction(source.names, source.feature_names, targets=targets)
@@ -348,9 +355,13 @@ class Contract:
                               remedy="Begin the run again in another folder")
         return facts
 
-    def users(self, agreement: Agreement, source: Users | Table) -> Users:
+    def users(self, agreement: Agreement, source: Users | Table | Encoded) -> Users:
         """The rows as numbers, by a recipe that is permitted."""
+        if isinstance(source, Encoded):
+            return source.users
         if not self.private:
+            if self.owned and isinstance(source, Table) and agreement.recipe is not None:
+                source = source.without_groups_of(self.least_rows, agreement.recipe.columns)
             known = self.levels(agreement.recipe, source)
             return agreement.given(source, known=known)
         if isinstance(source, Users):

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from coterie.base.errors import InvalidInput
+from coterie.base.labels import many
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.moments import SecondMoments
@@ -41,24 +42,26 @@ from coterie.federated.plausible import Statements
 from coterie.federated.private.federation import Releases, keeping_promise
 from coterie.federated.private.policy import Privacy
 from coterie.federated.private.release import finished_at_home
-from coterie.federated.protocol.messages import Ragged, square, triangle
+from coterie.federated.protocol.messages import REFUSES, Ragged, square, triangle
 from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round, Session, SetAside
 from coterie.federated.settings import Deployment, FederationSettings
+from coterie.fitting.averaging import Declined
+from coterie.fitting.columns import Answer, ColumnQuestion, HandedAverage, packed
 from coterie.fitting.fit import fit, fit_source
 from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.sources import (
     Around,
     Expanded,
     FitSource,
     Judged,
     RowsFitSource,
+    pooled_moments,
     scores_of,
 )
 from coterie.fitting.units import LARGEST_COUNT, Units, UserStatistics, learn_units
-from coterie.fitting.work import Work
 from coterie.groups.summaries import Hypotheses, Reply, Told
 from coterie.losses import Loss, Personal
 from coterie.problem.account import Account
@@ -225,15 +228,50 @@ class MomentsSource(RowsFitSource):
                  test: Users | None = None) -> None:
         super().__init__(learn_units(users, settings), users, kept, test,
                          None if kept is None else learn_units(kept, settings))
-        self.session = session
+        self.session, self.stand_ins, self.given = session, self.given, []
         runtime.use(replace(agreement, units=self.units,
                             train_units=None if kept is None else self.train_units))
+
+    def moments(self, part: int) -> tuple[Ints, Array, Array]:
+        return pooled_moments(self.stand_ins[part])
+
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
+                    fields: Answer) -> Iterator[tuple[Ints, Answer]]:
+        told = ask_average(self.session, self.dim, part, question, fields)
+        yield some, {name: rows[some] for name, rows in told.items()}
 
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
         local = super().finish(solution, handed, None, tol)[0]  # its problem checks the answers
         return ask_certificate(self.session, replace(solution, duals=local.duals), handed, judged,
                                tol, self.sizes, self.units.task, local.problem)
+
+
+def ask_average(session: Session, dim: int, part: int, question: ColumnQuestion,
+                fields: Answer) -> Answer:
+    """What all users answer for an average.
+
+    Raises
+    ------
+    Declined : nodes refuse, as their owners may: nobody is set aside for it.
+    """
+    try:
+        told = session.ask("average", dim, arrays=fields, shared={
+            "stage": np.array(question.stage), "rank": np.array(part),
+            "settings": packed(question.arrays())})
+    except SetAside as refusal:
+        reasons = refusal.reasons
+        if not all(reason.startswith(REFUSES) for reason in reasons.values()):
+            raise
+        name, reason = next(iter(reasons.items()))
+        raise Declined(f"{name!r} does not answer: {reason.removeprefix(REFUSES)}") from refusal
+    for name, width in question.widths().items():
+        if name not in told.arrays or told.arrays[name].shape[1:] != (
+                () if width < 0 else (width,)):
+            raise InvalidInput(f"users answer an average with another {name!r} than asked for",
+                               remedy="Install the same version of coterie everywhere")
+    session.refuse(question.wrong(told.arrays))
+    return dict(told.arrays)
 
 
 def describe(asker: Session, agreement: Agreement,
@@ -263,7 +301,18 @@ def describe(asker: Session, agreement: Agreement,
                                         standardize=settings.standardize))
         sizes.append(rows)
         mean = units[0].mean_target(rows, target[:, k, 0])
+    if len(sizes) > 1:
+        _say_unscored(asker, sizes[0] - sizes[1])
     return units, sizes, mean
+
+
+def _say_unscored(session: Session, held: Ints) -> None:
+    """Say at the start what a missing consent costs: users who hold out no rows are not scored."""
+    without = int((held == 0).sum())
+    if without and getattr(session.runtime, "apart", False):
+        log.warning("%s of %s hold out no rows, because these would be too few to send, so their "
+                    'models are not scored; their owners can set consent = "hessians" in the node '
+                    "configuration.", f"{without:,}", many(len(held), "user"))
 
 
 class SessionSource:
@@ -281,7 +330,7 @@ class SessionSource:
         self.runtime, self.session, self.agreement = runtime, session, agreement
         self.part_units, self.sizes, mean = describe(session, agreement, settings)
         self.users, self.target_mean = agreement.participants, mean
-        self.exact, self.parts = False, list[Users]()
+        self.exact, self.parts, self.given = False, list[Users](), list[Users]()
         self.use(self.part_units[0])
         self.dim = self.loss.dim(self.users)
 
@@ -332,6 +381,13 @@ class SessionSource:
                 self._said[key] = new
         return answers
 
+    def moments(self, part: int) -> tuple[Ints, Array, Array]:
+        raise NotImplementedError  # of classes and counts no average is looked for
+
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
+                    fields: Answer) -> Iterator[tuple[Ints, Answer]]:
+        raise NotImplementedError
+
     def finish(self, solution: Solution, handed: Array, judged: Judged | None,
                tol: float) -> tuple[Solution, Scores | None]:
         return ask_certificate(self.session, solution, handed, judged, tol, self.sizes,
@@ -344,10 +400,12 @@ def ask_certificate(session: Session, solution: Solution, handed: Array, judged:
     """`FitSource.finish` by users elsewhere; `known` is the problem of their second moments, where
     these decide everything.
     """
-    models = {"point": handed}
+    models, shared = {"point": handed}, dict[str, Array]()
     if judged is not None:
         models |= {"fitted": judged.fitted, "together": judged.together}
-    solution, told = _certify(session, solution, tol, sizes[0], models, known)
+        if judged.average is not None:
+            shared["settings"] = packed(HandedAverage.send(judged.average).arrays())
+    solution, told = _certify(session, solution, tol, sizes[0], models, known, shared)
     if judged is None:
         return solution, None
     rows = int(sizes[0].sum() - sizes[1].sum())
@@ -393,6 +451,8 @@ def _second_moments(session: Session, agreement: Agreement,
                    for j in range(k)))
     parts = [SecondMoments(counts[:, j].astype(np.int64), means[:, j], squares[j])
              for j in range(k)]
+    if k > 1:
+        _say_unscored(session, parts[1].counts)
     everything = parts[0] if k == 1 else parts[0].add(parts[1])
     users = everything.users(agreement.names, agreement.features)
     if k == 1:
@@ -402,8 +462,8 @@ def _second_moments(session: Session, agreement: Agreement,
 
 
 def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
-             models: dict[str, Array],
-             known: Problem | None = None) -> tuple[Solution, dict[str, Array]]:
+             models: dict[str, Array], known: Problem | None = None,
+             average: dict[str, Array] | None = None) -> tuple[Solution, dict[str, Array]]:
     """The solution with a certificate from the users' own rows, and all that they answered.
 
     Where rows count alike, the loss of user i is w_i f_i, whose conjugate at u is w_i times that
@@ -417,6 +477,7 @@ def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
     sizes : (n_users,) rows.
     models : that users get, and judge.
     known : the problem by second moments, where these decide everything: answers must agree.
+    average : what is sent of an average to judge.
     """
     began, problem = time.perf_counter(), solution.problem
     graph, n = problem.graph, problem.n_users
@@ -424,7 +485,7 @@ def _certify(session: Session, solution: Solution, tol: float, sizes: Ints,
     duals = (np.zeros((graph.n_edges, problem.dim)) if solution.duals is None
              else project(solution.duals, problem.radii))
     slopes, about = -graph.divergence(duals), reference(graph, solution.models)
-    shared, ragged = dict[str, Array](), dict[str, Ragged]()
+    shared, ragged = dict(average or {}), dict[str, Ragged]()
     if loss.covariance is not None:
         shared["covariance"] = triangle(np.asarray(loss.covariance)[None])
         if loss.scales is not None:

@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from coterie.base.storage import locked, write_atomically
 from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.algorithms.base import Replies
 from coterie.federated.entry import describe, serve, write
-from coterie.federated.membership import join_run, write_newcomers
+from coterie.federated.membership import join_run, sentences_of, write_newcomers
 from coterie.federated.metrics import writer
 from coterie.federated.node import Node
 from coterie.federated.protocol.messages import (
@@ -88,9 +89,36 @@ def _answer(message: Envelope, context: Context) -> Envelope:
 # ------------------------------------------------------------
 
 
+class _OneSentence(logging.Filter):
+    """What coterie raises on purpose says everything: Flower's log needs no traceback of it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, CoterieError):
+            record.msg, record.args, record.exc_info = "%s", (error,), None
+        return True
+
+
+logger.addFilter(_OneSentence())
+
+
+class _Kept(logging.Handler):
+    """Keeps the warnings of a run, for those who watch it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
 class FlowerRuntime:
     """Carries queries through Flower's Grid. A round lasts until all have replied, or `deadline`
     seconds.
+
+    `sites` has the names of nodes by their numbers, and `status` is a file that says who is there
+    and who is awaited.
 
     A user is at the node that was first to say so. A node that does not answer for a user of whom
     it said so loses it to the next one that says so, and is set aside with all its users.
@@ -99,8 +127,10 @@ class FlowerRuntime:
     apart = True  # nodes are of different owners
 
     def __init__(self, grid: Grid, config: Mapping[str, Any], *, deadline: float,
-                 poll: float = 0.1, max_users: int = CONFIG["max-users"]) -> None:
-        self.max_users = max_users
+                 poll: float = 0.1, max_users: int = CONFIG["max-users"],
+                 sites: Mapping[str, str] | None = None, status: Path | None = None) -> None:
+        self.max_users, self.sites, self.status = max_users, sites or {}, status
+        self.warned: list[str] = []
         self.grid, self.config, self.deadline, self.poll = grid, dict(config), deadline, poll
         self.agreement: Agreement | None = None
         self.home: dict[Any, int] = {}  # user -> node
@@ -128,6 +158,26 @@ class FlowerRuntime:
 
     def identity(self) -> dict[str, str]:
         return {"users": digest(np.frombuffer(repr(self.names).encode(), np.uint8))}
+
+    def label(self, node: int) -> str:
+        """The name of a node's site."""
+        return self.sites.get(str(node), f"node {node}")
+
+    def tell(self, stage: str, **more: Any) -> None:
+        """Write who is there, who is awaited and who is refused, for those who watch the run."""
+        if self.status is None:
+            return
+        users = Counter(self.label(node) for node in self.home.values())
+        gone = {self.label(node): said for node, said in self.met.items()
+                if isinstance(said, str)} | {str(name): said for name, said in self.refused.items()}
+        waiting = {node for node, _, _ in self.pending.values()} | set(self.asking.values())
+        awaited = {self.label(node) for node in waiting}
+        if not self.names:  # of a run that has not begun, everybody who is not there
+            awaited |= {name for name in self.sites.values() if name not in users}
+        write_atomically(self.status, json.dumps({
+            "time": time.time(), "stage": stage, "users": users, "refused": gone,
+            "awaited": sorted(awaited - gone.keys()), "warnings": self.warned,
+            **more}).encode())
 
     # who is there
 
@@ -170,20 +220,20 @@ class FlowerRuntime:
             try:
                 introduction = Introduction.from_json(str(said.get("introduction")))
             except InvalidInput as error:
-                introduction = self.refused[f"node {node}"] = _printable(error)
+                introduction = self.refused[self.label(node)] = _printable(error)
         if not isinstance(introduction, str) and len(introduction.names) > self.max_users:
-            introduction = self.refused[f"node {node}"] = (
+            introduction = self.refused[self.label(node)] = (
                 f"it says it holds {len(introduction.names):,} users, and a node may hold "
                 f"{self.max_users:,} (max-users)")
         holders = {name: other for name, other in self.home.items() if other in self.met}
         self.met[node] = introduction
         if isinstance(introduction, str):
-            log.warning("node %d cannot take part: %s", node, introduction)
+            log.warning("%s cannot take part: %s", self.label(node), introduction)
             return
         for name in introduction.names:
             if holders.setdefault(name, node) != node:
-                log.warning("node %d says it holds user %r, who is at node %d already: refused",
-                            node, name, holders[name])
+                log.warning("%s says it holds user %r, who is at %s already: refused",
+                            self.label(node), name, self.label(holders[name]))
             self.home.setdefault(name, node)
 
     def _pulled(self, ids: Iterable[str]) -> list[Envelope]:
@@ -213,13 +263,17 @@ class FlowerRuntime:
         fresh = set(ids) & self.pending.keys()
         # No new node is asked: wait for one of the others.
         outstanding = 0 if fresh else len(self.pending)
+        shown = -1
         while True:
+            if shown != len(self.pending):
+                shown = len(self.pending)
+                self.tell(f"round {queries.round} ({queries.kind})", round=queries.round)
             for envelope in self._pulled(self.pending) if self.pending else ():
                 asked = self.pending.pop(envelope.metadata.reply_to_message_id, None)
                 if asked is not None and not envelope.has_error():
                     self._open(envelope, asked[0], asked[1], singles, refused)
                 elif asked is not None:
-                    log.info("node %d did not answer: %s", asked[0],
+                    log.info("%s did not answer: %s", self.label(asked[0]),
                              envelope.error.reason or envelope.error.code)
             if time.monotonic() > end or (not fresh & self.pending.keys() and
                                           (not outstanding or len(self.pending) < outstanding)):
@@ -273,8 +327,8 @@ class FlowerRuntime:
         """
         reason = (f"its node says it holds user {self.names[strange[0]]!r}, and does not answer "
                   "for it")
-        log.warning("node %d is set aside: %s", node, reason)
-        self.met[node] = self.refused[f"node {node}"] = reason
+        log.warning("%s is set aside: %s", self.label(node), reason)
+        self.met[node] = self.refused[self.label(node)] = reason
         others = {name for said in self.met.values() if not isinstance(said, str)
                   for name in said.names}
         refused += [(k, f"{REFUSES}{reason}") for k in users if self.names[k] not in others]
@@ -291,6 +345,7 @@ class FlowerRuntime:
         end, expected = time.monotonic() + wait, max(n_users, 1)
         self.meet()
         while len(self.home) < expected and time.monotonic() < end:
+            self.tell(f"{len(self.home)} of {expected} users are here")
             time.sleep(0.5)
             self.meet()
         # Who lies about itself keeps nobody from learning.
@@ -298,16 +353,19 @@ class FlowerRuntime:
             log.warning("%d of %d users came, and %d node(s) were refused: the others begin",
                         len(self.home), expected, len(self.refused))
         elif len(self.home) < expected:
-            errors = "; ".join(
-                sorted({said for said in self.met.values() if isinstance(said, str)}))
+            errors = "; ".join(sorted({
+                f"{self.sites[str(node)]}: {said}" if str(node) in self.sites else said
+                for node, said in self.met.items() if isinstance(said, str)}))
+            away = sorted(set(self.sites.values()) - {self.label(node) for node in self.met})
             raise Incompatible(f"{len(self.home)} of {expected} users came within {wait:g} s. "
-                               "Start the other nodes, "
+                               "Start the other nodes"
+                               f"{' (' + ', '.join(away) + ')' if away else ''}, "
                                f"or lower `n-users`.{' Nodes said: ' + errors if errors else ''}")
         first: dict[int, Any] = {}  # the first user of each node, which names and orders the nodes
         for name in in_order(self.home):
             first.setdefault(self.home[name], name)
-        return [(f"the node of user {name!r}", said) for node, name in first.items()
-                if not isinstance(said := self.met[node], str)]
+        return [(self.sites.get(str(node), f"the node of user {name!r}"), said)
+                for node, name in first.items() if not isinstance(said := self.met[node], str)]
 
 
 def _printable(text: Any) -> str:
@@ -323,11 +381,17 @@ def _main(grid: Grid, context: Context) -> None:
     """
     given = dict(context.run_config)
     deployment = Deployment.of(given)
-    with locked(deployment.out):
-        _run(grid, given, deployment)
+    kept = _Kept()
+    log.parent = logger  # so that they are in the log of the run, too
+    log.addHandler(kept)
+    try:
+        with locked(deployment.out):
+            _run(grid, given, deployment, kept.texts)
+    finally:
+        log.removeHandler(kept)
 
 
-def _run(grid: Grid, given: dict[str, Any], deployment: Deployment) -> None:
+def _run(grid: Grid, given: dict[str, Any], deployment: Deployment, warned: list[str]) -> None:
     """The run, in a folder that is held for it."""
     out = Path(deployment.out)
     # Of an earlier start.
@@ -343,19 +407,32 @@ def _run(grid: Grid, given: dict[str, Any], deployment: Deployment) -> None:
             logger.info("%s", line)
 
         runtime = FlowerRuntime(grid, for_nodes(given), deadline=deployment.round_timeout,
-                                poll=deployment.poll, max_users=deployment.max_users)
+                                poll=deployment.poll, max_users=deployment.max_users,
+                                sites=_sites(deployment.sites), status=out / "status.json")
+        runtime.warned = warned
         if deployment.join:
             run = load_run(deployment.join)
             newcomers = join_run(runtime, run, wait=deployment.wait, progress=progress)
             write_newcomers(newcomers, run, out / "joined.csv")
+            for sentence in sentences_of(newcomers.groups.tolist()):
+                logger.info("%s", sentence)
+            logger.info("They are in %s.", out / "joined.csv")
+            runtime.tell("done")
             return
         found = serve(runtime, deployment, progress)
     except CoterieError as error:
         write_atomically(out / "error.txt", str(error).encode())
-        logger.error("%s", error)
-        raise
+        raise  # Flower logs it
     except Interrupted as stop:  # Flower is stopping; submitted again, the run continues
         logger.info("%s", stop.best if stop.best is not None else stop)
         return
     write(found, out, complete(given))
+    runtime.tell("done")
     logger.info("%s", describe(found))
+
+
+def _sites(file: str) -> dict[str, str]:
+    """The names of sites by the numbers of their nodes, as `coterie federate start` keeps them."""
+    if not file:
+        return {}
+    return {str(site["node"]): name for name, site in json.loads(Path(file).read_text()).items()}

@@ -24,14 +24,15 @@ from coterie.data.frames import row_names
 from coterie.data.users import Users
 from coterie.federated.bounds import too_much
 from coterie.federated.client import Data
-from coterie.federated.contract import LEAST_ROWS, Contract
+from coterie.federated.contract import LEAST_ROWS, PUBLIC, Contract
 from coterie.federated.private.ledger import LoggedAnswer, NodeLedger, Question
 from coterie.federated.private.release import PRIVATE
 from coterie.federated.protocol.messages import Message
-from coterie.federated.sources import SOURCES, Table
+from coterie.federated.sources import SOURCES, Encoded, Table
+from coterie.fitting.candidates import N_FOLDS
+from coterie.fitting.columns import SumsQuestion, question_of
 from coterie.losses import Huber, HuberDistance, SquaredHinge
 
-PUBLIC = "public"  # the split key of an owner to whom it does not matter which rows are held out
 # a fit of classes needs about 200.
 _QUESTIONS, _KINKED_QUESTIONS, _LEAST_QUESTIONS = 1_000, 300, 100
 _KINKED = (SquaredHinge, Huber, HuberDistance)  # three gradients on a line single out a row
@@ -67,7 +68,7 @@ class Guard:
     (False, (0.2, 7, 0))
     """
 
-    def __init__(self, contract: Contract, source: Users | Table,
+    def __init__(self, contract: Contract, source: Users | Table | Encoded,
                  ledger: NodeLedger | None = None) -> None:
         self.owned, self.source, self.settings = contract.owned, source, contract
         self.consent = not self.owned or contract.consent == "hessians"
@@ -79,6 +80,8 @@ class Guard:
     @cached_property
     def rows(self) -> dict[Any, str]:
         """A digest of every user's rows."""
+        if isinstance(self.source, Encoded):
+            return self.source.digests
         return row_digests(self.source) if self.owned else {}
 
     def __enter__(self) -> Self:
@@ -167,6 +170,10 @@ class Guard:
                     'has not consented (consent = "hessians" in the node configuration, or a '
                     'private release with an '
                     "epsilon)")
+        if kind == "average" and rows < max(least, N_FOLDS * (1 + _summed(data, query))):
+            return (f"it has fewer than {least} rows, or a fifth of them are no more than the "
+                    "columns of an average, whose sums would give them away, and its owner has not "
+                    'consented (consent = "hessians" in the node configuration)')
         if kind in ("describe", "facts") and rows < LEAST_ROWS:
             return f"it has fewer than {LEAST_ROWS} rows, whose means would be the rows"
         return ""
@@ -244,6 +251,16 @@ class Guard:
         if self.owned and refused:
             self.ledger.log(LoggedAnswer(run, turn, user, kind, 0, 0, "", reason)
                             for user, (kind, turn, reason) in refused.items())
+
+
+def _summed(data: Data, query: Message) -> int:
+    """The columns of which an average asks the sums of each fold."""
+    if "settings" not in query.arrays:
+        return 0
+    question = question_of(int(query.arrays["stage"]), query.arrays["settings"],
+                           data.samples.users.n_features)
+    return max(scale.basis.width for scale in question.frame.scales) \
+        if isinstance(question, SumsQuestion) else 0
 
 
 def _most(data: Data, rows: int) -> int:

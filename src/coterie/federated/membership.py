@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from coterie.base.errors import Incompatible, InvalidInput
+from coterie.base.labels import many
 from coterie.base.storage import pack, unpack, write_atomically
 from coterie.base.types import Array, Ints
 from coterie.data.moments import SecondMoments
@@ -48,6 +50,13 @@ class Newcomers(NamedTuple):
     groups: Ints
     models: dict[Any, Array]
     ledger: Ledger
+
+
+def sentences_of(groups: Iterable[int]) -> list[str]:
+    """How many newcomers are in which group."""
+    return [f"{many(size, 'newcomer')} "
+            f"{f'in group {group}' if group >= 0 else 'with a model from own rows'}."
+            for group, size in sorted(Counter(groups).items())]
 
 
 def join_run(runtime: Carrier, run: Run, *, wait: float = 120.0,

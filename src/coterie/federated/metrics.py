@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coterie.base.errors import MissingExtra, require
+from coterie.base.errors import require, require_extra
 from coterie.base.storage import json_ready, open_private, private_folder
 from coterie.federated.session import Round
 
@@ -48,10 +48,8 @@ def _jsonl(where: str) -> Writer:
 
 
 def _tensorboard(where: str) -> Writer:
-    try:
+    with require_extra("tensorboardX", "metrics", "Writing for TensorBoard"):
         from tensorboardX import SummaryWriter
-    except ImportError as error:
-        raise MissingExtra("tensorboardX", "metrics", "Writing for TensorBoard") from error
     # It writes in another thread: close it at the end.
     board = SummaryWriter(where or "logs", flush_secs=1)
     atexit.register(board.close)
@@ -65,10 +63,8 @@ def _tensorboard(where: str) -> Writer:
 
 
 def _mlflow(where: str) -> Writer:
-    try:
+    with require_extra("mlflow-skinny", "metrics", "Writing for MLflow"):
         import mlflow
-    except ImportError as error:
-        raise MissingExtra("mlflow-skinny", "metrics", "Writing for MLflow") from error
     if where:
         mlflow.set_tracking_uri(where)
 

@@ -17,7 +17,8 @@ import contextlib
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -30,13 +31,12 @@ from coterie.base.machine import OutOfTime, time_limit
 from coterie.base.storage import json_ready, write_atomically
 from coterie.base.types import Array
 from coterie.data.encoding import Recipe
-from coterie.data.users import Users
 from coterie.federated import sources
 from coterie.federated.agreement import Agreement
 from coterie.federated.bounds import MOST_BYTES, alike, check_agreement, check_data, objection
 from coterie.federated.client import Data, answer_all
 from coterie.federated.contract import Contract
-from coterie.federated.guard import Guard
+from coterie.federated.guard import Guard, default_folder
 from coterie.federated.private.release import finished_at_home, objection_to
 from coterie.federated.protocol.messages import (
     VERSION,
@@ -54,6 +54,8 @@ from coterie.losses import Samples, SquaredDistance
 log = logging.getLogger("coterie.federated")
 _T = TypeVar("_T")
 _FILES = "user-*.json"  # in which models are kept
+_LONGEST = 500  # characters of a reason
+_STEP = 0.1  # seconds, of which the time of answers with a budget is a multiple
 #: All that a node takes from a server.
 FROM_SERVER = (*FOR_NODES, "agreement", "run")
 #: What is said of data, which is the owner's word alone where the owner has named them.
@@ -122,16 +124,17 @@ class Node:
         except (CoterieError, ValueError) as error:
             return {"error": str(error)}
 
-        def describe() -> tuple[Users | sources.Table, str]:
+        def describe() -> str:
             source = sources.load(self.config, self.read)
-            return source, contract.introduction(source, agreed, private).to_json()
-
-        try:
-            source, text = _own_business(describe, contract)
+            text = contract.introduction(source, agreed, private).to_json()
             with Guard(contract, source) as guard:
                 guard.introduce(self.run, text, summary=not agreed and not private)
-            return {"introduction": text, "version": VERSION}
-        except (CoterieError, OSError, ValueError) as error:
+            return text
+
+        try:
+            with _paced(contract):
+                return {"introduction": _own_business(describe, contract), "version": VERSION}
+        except CoterieError as error:
             return {"error": str(error)}
 
     def answer(self, queries: Mapping[str, bytes]) -> NodeReplies:
@@ -143,35 +146,55 @@ class Node:
 
         Returns
         -------
-        NodeReplies, of those who can answer or may not.
-
-        Raises
-        ------
-        Incompatible : the data cannot be read; the node's own log says why.
+        NodeReplies, of those who can answer or may not. Why data cannot be used is in the node's
+        own log.
         """
         try:
             contract = self._begin()
             agreement = check_agreement(str(self.config.get("agreement", "")), self.own)
             contract.permit(agreement)
             share, seed = self._split_asked()
-        except (Refused, InvalidInput) as error:
+            with _paced(contract):
+                return _own_business(lambda: self._answer(contract, agreement, share, seed,
+                                                          queries), contract)
+        except CoterieError as error:
             return NodeReplies({}, dict.fromkeys(queries, _reason(error)))
-        source = _own_business(lambda: sources.load(self.config, self.read), contract)
+
+    def _answer(self, contract: Contract, agreement: Agreement, share: float, seed: int,
+                queries: Mapping[str, bytes]) -> NodeReplies:
+        """The same, after all that can be refused without data."""
+        kept = self._kept_rows(contract, agreement)
+        source = (None if kept is None else sources.Encoded.read(kept)) \
+            or sources.load(self.config, self.read)
         with Guard(contract, source) as guard:
             try:
                 split = guard.holdout(share, seed, agreement.task, len(agreement.features))
-                users = _own_business(lambda: contract.users(agreement, source), contract)
+                users = contract.users(agreement, source)
             except Refused as error:
-                guard.refuse(self.run, {_name(key): ("", 0, error.reason) for key in queries})
+                known = {_name(key) for key in queries} & {*source.names}
+                guard.refuse(self.run, {name: ("", 0, error.reason) for name in known})
                 return NodeReplies({}, dict.fromkeys(queries, error.reason))
+            if kept is not None and isinstance(source, sources.Table):
+                sources.Encoded(users=users, n_columns=source.n_columns,
+                                digests=guard.rows).write(kept)
             if contract.private:  # a loss may refuse values: models are finished apart
                 data = Data(SquaredDistance(), Samples(users, users.n_features))
             else:
-                data = _own_business(lambda: agreement.data_of(users, *split), contract)
+                data = agreement.data_of(users, *split, own=contract.splits)
                 data = replace(data, withheld=guard.withheld(data))
             return self._answers(guard, agreement, replace(
                 data, keeper=guard.ledger, about=_encoding(agreement),
                 grouping=contract.user), queries)
+
+    def _kept_rows(self, contract: Contract, agreement: Agreement) -> Path | None:
+        """The file in which the rows are kept as numbers by this recipe, if they can be kept."""
+        state = sources.state_of(self.config) if contract.owned else ""
+        if not state:
+            return None
+        spec = json.dumps([state, sorted(contract.config.items()), _encoding(agreement)],
+                          default=str)
+        name = hashlib.sha256(spec.encode()).hexdigest()[:32]
+        return Path(contract.ledger_dir or default_folder(contract)) / "rows" / f"{name}.coterie"
 
     def _split_asked(self) -> tuple[float, int]:
         """The share of rows to hold out, and its seed."""
@@ -227,7 +250,7 @@ class Node:
                  asked: Mapping[int, Message]) -> tuple[dict[str, bytes], dict[str, str]]:
         """The replies that may leave, and of those that are too many the reasons."""
         users, batch = data.samples.users, gather(list(asked.items()), "query")
-        replies = _own_business(lambda: answer_all(data, batch), guard.settings)
+        replies = answer_all(data, batch)
         leaving = replies if replies.kind != "join" or self.own.get("return-models") else \
             replace(replies, ragged={})  # a newcomer's model stays with it
         messages = dict(leaving.items())
@@ -247,22 +270,32 @@ class Node:
     def _kept(self, guard: Guard, agreement: Agreement, data: Data, batch: Batch,
               replies: Batch) -> dict[int, Array]:
         """The models that users keep; with a budget, nobody learns whether there are any."""
-        def models() -> dict[int, Array]:
+        try:
             whole = data if batch.kind != "home" else agreement.data_of(data.samples.users.data,
                                                                         0.0, 0)
             return _models(whole, batch, replies)
-
-        if not guard.settings.private:
-            return _own_business(models, guard.settings)
-        try:
-            return models()
-        except Exception:
+        except (Exception, OutOfTime):
+            if not guard.settings.private:
+                raise
             log.exception("the models of this node's users cannot be finished")
             return {}
 
 
 def _reason(error: CoterieError) -> str:
-    return error.reason if isinstance(error, Refused) else str(error)
+    return (error.reason if isinstance(error, Refused) else str(error))[:_LONGEST]
+
+
+@contextlib.contextmanager
+def _paced(contract: Contract) -> Iterator[None]:
+    """With a budget, the block takes a multiple of a step: how long the work takes is a fact of the
+    rows.
+    """
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        if contract.private:
+            time.sleep(-(time.monotonic() - began) % _STEP)
 
 
 def _own_business(work: Callable[[], _T], contract: Contract) -> _T:
@@ -277,7 +310,8 @@ def _own_business(work: Callable[[], _T], contract: Contract) -> _T:
     except Exception as error:
         if not contract.owned and isinstance(error, CoterieError):
             raise
-        log.exception("a node cannot answer from its data")
+        log.error("a node cannot answer from its data: %s", error,
+                  exc_info=not isinstance(error, (CoterieError, OSError)))
         if isinstance(error, FileNotFoundError) and not contract.private:
             raise Incompatible(f"The file {Path(str(error.filename)).name} of this node is not "
                                "there.") from None

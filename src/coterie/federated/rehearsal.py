@@ -57,7 +57,7 @@ def read_config(words: list[str]) -> dict[str, Any]:
     if len(words) == 1 and "=" not in words[0]:
         file = Path(words[0])
         try:
-            return _flat(tomllib.loads(file.read_text(encoding="utf-8")))
+            return flat(tomllib.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise InvalidInput(f"the node configuration cannot be read: {error}", where=str(file),
                                remedy='Give a TOML file, or for example \'data="csv" '
@@ -75,13 +75,13 @@ def read_config(words: list[str]) -> dict[str, Any]:
     return config
 
 
-def _flat(given: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flat(given: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Keys of tables joined by points, as Flower joins them."""
-    flat: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for key, value in given.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {
+        joined |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {
             f"{before}{key}": value}
-    return flat
+    return joined
 
 
 def rehearse(own: Mapping[str, Any]) -> Rehearsal:

@@ -45,6 +45,7 @@ from coterie.federated.screen import Refusals, Screen
 log = logging.getLogger("coterie.federated")
 
 _SILENT = 40  # rounds in a row in which none of the users asked answers
+_PATIENCE = 100  # queries in a row that a user of a few may leave unanswered, unless it is set
 _SHAPES = "its fields have other shapes than those of the others"
 _ODD = 6  # digits beyond the median of the others: whose numbers an error is blamed on
 _DAMAGED = 3  # replies of a user that cannot be read before it is set aside
@@ -159,9 +160,10 @@ class Session:
         state, broken = _updated(method, state, good, replies.waiting, screen)
         state = self.exclude(method, state, refused + broken, turn)
         patience = method.federation.patience
-        if patience is not None:
-            gone = np.flatnonzero((state.missed >= patience) & ~state.aside)
-            reason = f"it left {patience} queries in a row unanswered"
+        gone = np.flatnonzero((state.missed >= (patience or _PATIENCE)) & ~state.aside)
+        # Where most are silent, the network is.
+        if patience is not None or _few(len(gone), int((~state.aside).sum())):
+            reason = f"it left {patience or _PATIENCE} queries in a row unanswered"
             state = self.exclude(method, state, [(int(user), reason) for user in gone], state.round)
         return state, queries, replies
 
@@ -223,6 +225,10 @@ class Session:
             parts += good
             silent = 0 if good or not len(users) else silent + 1
             if silent > _SILENT:
+                quiet = np.flatnonzero(~answered)
+                if _few(len(quiet), n):
+                    self._set_aside(dict.fromkeys(
+                        quiet.tolist(), f"it left {silent} queries in a row unanswered"))
                 raise self._missing(answered)
         if len(parts) > 1:
             self._set_aside(dict.fromkeys(plausible.other_shapes(
@@ -430,6 +436,11 @@ class Session:
         self._restore(saved["accounts"], saved["lines"], saved["entries"])
         arrays: dict[str, Array] = saved["arrays"]
         return Batch(saved["kind"], int(saved["round"]), np.arange(len(self.names)), arrays)
+
+
+def _few(silent: int, users: int) -> bool:
+    """Whether the others can go on without the silent ones, whose absence is their own."""
+    return 0 < 2 * silent < users
 
 
 def _updated(method: Method, state: Any, good: Batch | None, waiting: tuple[int, ...],

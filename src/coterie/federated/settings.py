@@ -167,7 +167,7 @@ class Deployment:
     lam, lams : "auto", a number, or several as text; see `FederationSettings`.
     n_lams, ratio, weights, participation, tol, max_rounds, patience, seed : see
         `FederationSettings`.
-    max_groups, count : of a fit; see `Settings`.
+    max_groups, count, average, curves, scale : of a fit; see `Settings`.
     checkpoint, every : a folder, by default in `out`; how many rounds lie between two saves.
     n_users : how many users to wait for before the first round; 0 for those there at the start.
     max_users : how many users one node may hold; a node that says it holds more is set aside.
@@ -176,6 +176,7 @@ class Deployment:
     poll : seconds between two looks for replies.
     out : folder for the results.
     metrics : where else rounds are written: tensorboard:FOLDER, mlflow:URI, jsonl:FILE.
+    sites : a file with the names of nodes, which `coterie federate start` keeps.
     join : the folder of a finished run that newcomers join, instead of a run; `out` then gets
         joined.csv.
     data : "csv", "parquet", "npz", "dataset", or "module:function", which on Flower only the owner
@@ -217,6 +218,9 @@ class Deployment:
     weights: str = ""
     max_groups: int = 0
     count: Any = Settings.count
+    average: str = Settings.average
+    curves: str = Settings.curves
+    scale: str = Settings.scale
     participation: float = 1.0
     tol: float = 1e-6
     max_rounds: int = 0
@@ -231,6 +235,7 @@ class Deployment:
     poll: float = 0.1
     out: str = "run"
     metrics: str = ""
+    sites: str = ""
     join: str = ""
     data: str = ""
     path: str = ""
@@ -332,6 +337,7 @@ class Deployment:
                                    f"lam a number, for example --lam 0.05, or leave {key} out")
         n_lams = Settings.n_lams if self.n_lams == "auto" else int(self.n_lams)
         return Settings(loss=self.loss, ridge=self.ridge, n_lams=n_lams, count=self.count,
+                        average=self.average, curves=self.curves, scale=self.scale,
                         max_groups=int(self.max_groups) or None, tol=float(self.tol),
                         holdout=self.holdout, seed=int(self.seed),
                         standardize=self.scaled(table=True))

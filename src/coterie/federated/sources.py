@@ -8,19 +8,23 @@ already, and are used as they are.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, located, require
+from coterie.base.errors import CoterieError, InvalidInput, located, require
+from coterie.base.storage import pack, unpack, write_atomically
 from coterie.data import simulated as datasets
+from coterie.data.columns import Column, as_texts
 from coterie.data.files import read_table, row_place
-from coterie.data.frames import as_frame, read_cells, row_names
+from coterie.data.frames import as_frame, infer_names, read_cells, row_names
 from coterie.data.summary import TableSummary, summarise, target_cells
 from coterie.data.users import Users
 from coterie.data.validation import split_names, suggest
@@ -58,15 +62,51 @@ class Table:
 
     @property
     def names(self) -> tuple[Any, ...]:
-        """The users who have a row that counts: with a target, where there is one."""
+        """The users who have a row that counts."""
+        return in_order(owner for owner in self.owners if owner is not None)
+
+    @property
+    def owners(self) -> list[Any]:
+        """The user of every row that counts, and None for the others: a row counts with a user and,
+        where there is one, with a target; whether there is, is not said of private tables.
+        """
         with located(self.place):
             owners = row_names(self.frame[self.user])
-            if self.private:
-                return in_order(owner for owner in owners if owner is not None)
-            missing = (np.zeros(len(owners), dtype=bool) if self.target is None
-                       else target_cells(self.frame[self.target], self.target, self.task).missing)
-        return in_order(owner for owner, gone in zip(owners, missing, strict=True)
-                        if owner is not None and not gone)
+            if self.private or self.target is None:
+                return owners
+            missing = target_cells(self.frame[self.target], self.target, self.task).missing
+        return [None if gone else owner for owner, gone in zip(owners, missing, strict=True)]
+
+    def without_groups_of(self, fewer: int, columns: Iterable[Column]) -> Table:
+        """The table in which no cell tells a few rows apart: where fewer rows have no value, they
+        have the usual one, and so where fewer have a rare level.
+
+        Parameters
+        ----------
+        fewer : rows that are a group.
+        columns : of which it is to be so.
+        """
+        changed = dict[str, Any]()
+        kept = np.array([owner is not None for owner in self.owners], dtype=bool)
+        for column in columns:
+            if column.name not in self.frame.columns:
+                continue
+            cells = read_cells(self.frame[column.name], parse=column.kind != "category")
+            # The usual cell: of texts the most frequent one, of numbers the middle one.
+            order, rare, share = cells.values, np.zeros_like(kept), 0.5
+            if column.kind == "category":
+                codes = as_texts(cells)[1]
+                order = np.bincount(codes[kept & ~cells.missing], minlength=codes.max() + 1)[codes]
+                rare, share = (order < fewer) & ~cells.missing, 1.0
+            usual = np.flatnonzero(kept & ~cells.missing & ~rare)
+            usual = usual[np.argsort(order[usual], kind="stable")]
+            rows = np.arange(len(kept))
+            for group in (cells.missing, rare):
+                if 0 < (group & kept).sum() < fewer and len(usual):
+                    rows[group] = usual[int(share * (len(usual) - 1))]
+            if (rows != np.arange(len(rows))).any():
+                changed[column.name] = self.frame[column.name].gather(rows)
+        return replace(self, frame=self.frame.with_columns(**changed)) if changed else self
 
     @property
     def n_columns(self) -> int:
@@ -97,6 +137,62 @@ class Table:
                        place=None if place is None else lambda k: place(rows[k]))
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Encoded:
+    """The rows of a table as numbers, which a node keeps between two messages.
+
+    Parameters
+    ----------
+    users : the numbers.
+    n_columns : of the table, before they were encoded.
+    digests : of every user's rows as they are in the table.
+    """
+
+    users: Users
+    n_columns: int
+    digests: dict[Any, str]
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """Of the users."""
+        return self.users.names
+
+    def write(self, file: Path) -> None:
+        """Keep them in a file, instead of those in other files of its folder."""
+        users = self.users
+        write_atomically(file, pack({
+            "features": users.features, "offsets": users.offsets, "names": list(users.names),
+            "targets": users.targets, "columns": list(users.feature_names),
+            "n_columns": self.n_columns, "digests": list(self.digests.items())}))
+        for other in file.parent.glob("*.coterie"):
+            if other != file:
+                other.unlink(missing_ok=True)
+
+    @classmethod
+    def read(cls, file: Path) -> Encoded | None:
+        """Those in a file; None where there is none, or it is damaged."""
+        with contextlib.suppress(OSError, CoterieError, KeyError, TypeError, ValueError):
+            kept = unpack(file.read_bytes(), str(file))
+            users = Users(kept["features"], kept["targets"], kept["offsets"],
+                          tuple(kept["names"]), tuple(kept["columns"]))
+            return cls(users=users, n_columns=int(kept["n_columns"]),
+                       digests=dict(map(tuple, kept["digests"])))
+        return None
+
+
+def state_of(config: Config) -> str:
+    """A text that is another one when the table is another one; empty where nothing says so."""
+    if str(config.get("data", "")) not in ("csv", "parquet"):
+        return ""
+    try:
+        file = Path(_path(config)).resolve()
+        state = file.stat()
+    except OSError:
+        return ""
+    return json.dumps([version("coterie"), str(file), state.st_ino, state.st_size,
+                       state.st_mtime_ns, state.st_ctime_ns])
+
+
 def in_order(names: Iterable[Any]) -> tuple[Any, ...]:
     """Different names in the order `Users` has them: sorted; names of different types by type
     first.
@@ -116,11 +212,11 @@ class TableReader:
     def __init__(self) -> None:
         self._last: tuple[Any, Any] = None, None  # a version of a file, and what it holds
 
-    def __call__(self, file: Path, separator: str) -> Any:
+    def __call__(self, file: Path, separator: str, by_cell: bool = False) -> Any:
         state = file.stat() if file.exists() else None
-        version = file, separator, state and (state.st_mtime_ns, state.st_size)
+        version = file, separator, by_cell, state and (state.st_mtime_ns, state.st_size)
         if self._last[0] != version:
-            self._last = version, read_table(str(file), separator or None)
+            self._last = version, read_table(str(file), separator or None, by_cell=by_cell)
         return self._last[1]
 
 
@@ -129,8 +225,9 @@ def table(config: Config, read: TableReader | None = None) -> Table:
     _need(config, "user")  # asked for before the file is read
     file, separator = Path(_path(config)), str(config.get("separator", ""))
     place = row_place(file, separator or None)
+    frame = (read or TableReader())(file, separator, _private(config))
     # Messages may leave the node: no folders.
-    return replace(_table((read or TableReader())(file, separator), config),
+    return replace(_table(frame, config),
                    place=lambda row: place(row).replace(f" of {file}", f" of {file.name}"))
 
 
@@ -143,7 +240,7 @@ def npz(config: Config) -> Users:
                                remedy="Save X, y and user in it")
         names = file["feature_names"].tolist() if "feature_names" in file.files else None
         X, y = file["X"], file["y"] if "y" in file.files else None
-        if "budget-epsilon" in config:  # whether all numbers are finite is a fact of the rows
+        if _private(config):  # whether all numbers are finite is a fact of the rows
             X, y = (array if array is None else np.nan_to_num(array, posinf=0.0, neginf=0.0)
                     for array in (X, y))
         return Users.from_arrays(X, y, file["user"], feature_names=names)
@@ -230,11 +327,16 @@ def _table(frame: Any, config: Config) -> Table:
     for name in (user, target):
         if name is not None and name not in frame.columns:
             raise InvalidInput(f"There is no column {name!r}", remedy=suggest(name, frame.columns))
-    return Table(frame=frame, user=user,
+    return Table(frame=infer_names(frame, user) if _private(config) else frame, user=user,
                  target=target, features=split_names(str(config.get("features", ""))) or None,
                  drop=split_names(str(config.get("drop", ""))),
                  task=str(config.get("task", "auto")), min_count=int(config.get("min-count", 1)),
-                 private="budget-epsilon" in config)
+                 private=_private(config))
+
+
+def _private(config: Config) -> bool:
+    """Whether there is a budget."""
+    return "budget-epsilon" in config
 
 
 def _need(config: Config, key: str) -> Any:

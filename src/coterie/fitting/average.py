@@ -1,13 +1,15 @@
-"""An average of models, where it predicts clearly better than the one kind that a fit has chosen.
+"""An average of models, where it predicts better than the one kind that a fit has chosen.
 
     prediction of a row = sum over parts of weight x prediction of the part
 
 The parts are the candidates of `coterie.fitting.candidates`, and the models of the kind that was
-chosen, with their groups. The weights are not negative, have the sum one, and minimise the mean
-over users of the loss of rows left out: for numbers the logarithm of the mean squared error, for
-classes the log loss, for counts the deviance. The kind alone is kept, with its groups exactly as
-they are, unless the average is better by more than one standard error, over users, of the
-difference, and by more than one percent.
+chosen, with their groups; `coterie.fitting.averaging` finds them. The weights are not negative,
+have the sum one, and minimise the mean over users of the loss of rows left out: for numbers the
+logarithm of the mean squared error, for classes the log loss, for counts the deviance. A kind with
+equal models of users alone is kept, with its groups exactly as they are, unless the average is
+better by more than one standard error, over users, of the difference, and by more than one percent.
+Models that differ between all users anyway are averaged, unless the average is worse by more than
+one standard error.
 
 The models of one part minimise a convex function, and the norm of its gradient is kept beside them.
 An average of such models is the minimiser of no one problem. Parts on one scale are linear in the
@@ -22,46 +24,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from coterie.base.errors import InvalidInput
-from coterie.base.types import Array, Flags, Ints
+from coterie.base.types import Array, Ints
 from coterie.data.encoding import Task
-from coterie.data.users import Users
 from coterie.fitting.basis import Basis
-from coterie.fitting.candidates import (
-    Candidate,
-    Learned,
-    Limits,
-    Scale,
-    curved,
-    finish_numbers,
-    finish_working,
-    finished,
-    folds_of,
-    forms_of,
-    learn_numbers,
-    learn_working,
-)
-from coterie.fitting.kinds import Sharing, group_centres
-from coterie.fitting.settings import Settings
+from coterie.fitting.candidates import Limits, Scale, finished
 from coterie.fitting.units import Units
 from coterie.groups.hierarchy import Estimate, Form, Variances
-from coterie.losses import losses_for
 
 _LEAST = 0.02  # weight below which a part is left out
 _SOFT = 0.3  # of the median over users of the squared error, added to each before its logarithm
 _TURNS = 5  # parts of the users, each judged with weights that the others give
 _LITTLE = 0.01  # share of the loss that an average has to gain, of numbers of its square root
 _STEPS, _LEVEL = 2000, 1e-7  # steps to the weights, and the gain that ends them
-_QUANTILES = 200  # of distances from predictions that are kept
-# Users and rows that everything is learned from, at most, also of classes and counts, whose rows
-# are summed again and again; and numbers of all users' sums.
-_USERS, _ROWS, _WORKING_ROWS, _NUMBERS = 250, 20_000, 8_000, 4e7
-_WIDEST = 60  # features up to which an average is made
-_MOVES = 2  # times that users change groups in a fold
 
 
 class Part(NamedTuple):
@@ -158,7 +137,8 @@ class Average:
 
     def sentence(self, kind: str) -> str:
         """The same, with the reason."""
-        return (f"{self.described(kind)} It is clearly better on rows "
+        better = "clearly better" if self.gain > self.error else "not clearly worse"
+        return (f"{self.described(kind)} It is {better} on rows "
                 "left out than one kind of models. Each part is the solution of a convex problem "
                 "of its own; their average is not that of one problem.")
 
@@ -206,185 +186,6 @@ def _estimate_of(state: Mapping[str, Any]) -> Estimate:
     return Estimate(form, variances, mean, error, own, spread, follows, float(state["evidence"]))
 
 
-# -- what is averaged, and whether
-
-
-def possible(settings: Settings, units: Units, users: Users) -> bool:
-    """Whether an average is looked for: of numbers, two classes or counts with the usual loss, of
-    several users, some of whom have several rows, and not too many columns.
-    """
-    usual = settings.task != "clustering" and settings.loss in ("auto",
-                                                                losses_for(settings.task)[0])
-    return (settings.average == "auto" and usual and settings.count == "rows"
-            and units.n_classes <= 2 and users.n_users > 1 and users.n_features <= _WIDEST
-            and int(users.counts.max()) > 1)
-
-
-def check_scale(settings: Settings, users: Users) -> None:
-    """Raises where logarithms of the target are asked for, and it has none."""
-    if settings.scale == "log" and settings.task == "regression":
-        assert users.targets is not None
-        if not users.targets.min() > 0:
-            raise InvalidInput(f"the target is not positive everywhere (the least value is "
-                               f"{users.targets.min():g}), so it has no logarithm",
-                               remedy="Use --scale auto")
-
-
-def find_average(units: Units, users: Users, sharing: Sharing,
-                 settings: Settings) -> Average | None:
-    """The average for these users, or the kind that was chosen with what intervals need.
-
-    Parameters
-    ----------
-    units : of the data.
-    users : their rows, in the units given.
-    sharing : the kind of models that was chosen, and its groups.
-    settings : of the fit.
-
-    Returns
-    -------
-    The average; None where rows are too few to judge it.
-    """
-    # 1. Some users, their folds, and the columns.
-    some = _some(users, _ROWS if settings.task == "regression" else _WORKING_ROWS)
-    sample = users if len(some) == users.n_users else users.take(some)
-    y = sample.targets
-    assert y is not None
-    folds = folds_of(sample, settings.task, settings.seed)
-    left = np.flatnonzero(folds >= 0)
-    if len(np.unique(sample.owner[left])) < 2 or not y.std() > 0:
-        return None
-    limits = Limits(float(y.min()), float(y.max()))
-    scales = _scales(users, settings)
-    if not scales:
-        return None
-    candidates = [each for k, scale in enumerate(scales)
-                  for each in forms_of(scale.basis, k, straight=k == 0)]
-    # 2. Candidates, and predictions of rows left out; the kind that was chosen is the first.
-    if settings.task == "regression":
-        learned = learn_numbers(candidates, scales, sample, some, folds, limits)
-    else:
-        learned = learn_working(candidates, scales, sample, some, folds, settings.task, limits)
-    kind = _kind_left_out(units, sample, _sharing_of(sharing, some), folds)
-    told = np.stack([kind, *(one.told for one in learned)], axis=1)[left]
-    judged = _Judged.of(settings.task, told, y[left], sample.owner[left])
-    # 3. Weights, and whether they are clearly better.
-    weights = judged.weights()
-    worse = judged.gains()
-    gain, error = float(worse.mean()), float(worse.std(ddof=1) / np.sqrt(len(worse)))
-    size = 1.0 if settings.task == "regression" else float(judged.by_user(told[:, 0]).mean())
-    if not gain > max(error, _LITTLE * size):
-        weights = np.eye(len(weights))[0]
-    # 4. The parts, for all users, and distances for intervals.
-    spread = _spread_weights(judged, weights)
-    parts = _finish(users, _Options(scales, candidates, learned), weights, spread, settings.task,
-                    limits)
-    quantiles = _distances(judged, learned, weights, spread, left)
-    used = list(dict.fromkeys(part.scale for part in parts))
-    return Average(settings.task, float(weights[0]),
-                   tuple(part._replace(scale=used.index(part.scale)) for part in parts),
-                   tuple(scales[k] for k in used), limits, quantiles, gain, error)
-
-
-class _Options(NamedTuple):
-    """What may be averaged."""
-
-    scales: list[Scale]
-    candidates: list[Candidate]
-    learned: list[Learned]
-
-
-def _spread_weights(judged: _Judged, weights: Array) -> Array:
-    """(n_candidates,) weights of variances: those of predictions or, where the kind predicts
-    alone, one for the best candidate of numbers.
-    """
-    if weights[0] < 1.0:
-        return np.asarray(weights[1:] / weights[1:].sum())
-    if judged.task != "regression":
-        return np.zeros(len(weights) - 1)
-    means = [float(judged.by_user(column).mean()) for column in judged.told.T[1:]]
-    return np.asarray(np.eye(len(means))[int(np.argmin(means))])
-
-
-def _finish(users: Users, options: _Options, weights: Array, spread: Array, task: Task,
-            limits: Limits) -> list[Part]:
-    """The parts, for all users."""
-    parts = []
-    for k in np.flatnonzero(np.maximum(weights[1:], spread) > 0):
-        candidate, first = options.candidates[k], options.learned[k].estimate
-        scale = options.scales[candidate.scale]
-        estimate, gradient = (
-            finish_numbers(candidate, scale, users, first) if task == "regression"
-            else finish_working(candidate, scale, users, first, task, limits))
-        parts.append(Part(candidate.name, candidate.scale, float(weights[1 + k]),
-                          float(spread[k]), estimate, gradient))
-    return parts
-
-
-def _distances(judged: _Judged, learned: list[Learned], weights: Array, spread: Array,
-               left: Ints) -> Array:
-    """Quantiles of the distances of rows left out, in standard deviations; for numbers only."""
-    if judged.task != "regression":
-        return np.zeros(0)
-    variances = np.stack([one.errors[left] ** 2 for one in learned], axis=1) @ spread
-    away = np.abs(judged.y - judged.told @ weights) / np.sqrt(np.maximum(variances, 1e-300))
-    return np.asarray(np.quantile(away, np.linspace(0.0, 1.0, _QUANTILES + 1)))
-
-
-def _some(users: Users, rows: int) -> Ints:
-    """Positions of the users that all is learned from, with about so many rows."""
-    most = min(_USERS, max(2, int(rows / max(float(users.counts.mean()), 1.0))))
-    return np.unique(np.linspace(0, users.n_users - 1, min(users.n_users, most)).astype(np.int64))
-
-
-def _scales(users: Users, settings: Settings) -> list[Scale]:
-    """The scales of the target, each with its columns."""
-    y, X, task = users.targets, users.features, settings.task
-    assert y is not None
-    numbers, scales = task == "regression", list[Scale]()
-    for logarithms in (False, True) if settings.scale == "auto" else (settings.scale == "log",):
-        if logarithms and numbers and not y.min() > 0:
-            continue
-        basis = Basis.learn(X, users.offsets, logarithms=logarithms)
-        if logarithms and not numbers and not basis.logs.any() and scales:
-            continue
-        t = np.log(y) if logarithms and numbers else y
-        most = _room(users, basis)
-        if most < 0:
-            continue
-        if settings.curves == "auto":
-            basis = curved(X, t, users.offsets, basis, most)
-        else:
-            basis = replace(basis, means=basis.means[:, :0])
-        scales.append(Scale(basis, logarithms and numbers, *_centre(task, t)))
-    return scales
-
-
-def _room(users: Users, basis: Basis) -> int:
-    """Curves that fit into memory for all users; -1 where not even straight columns do."""
-    straight = 1 + users.n_features + basis.means.shape[1]
-    inside = 1 + int(basis.varies.sum())
-    for curves in range(8, -1, -1):
-        width, own = straight + 6 * curves, inside + 6 * min(curves, 3)
-        if users.n_users * width * (width + 3.0 * own) <= _NUMBERS:
-            return curves
-    return -1
-
-
-def _centre(task: Task, t: Array) -> tuple[float, float]:
-    """What is subtracted from margins or targets, and what they are divided by."""
-    mean = float(t.mean())
-    if task == "regression":
-        return mean, max(float(t.std()), 1e-300)
-    if task == "counts":
-        return float(np.log(max(mean, 1e-3))), 1.0
-    share = float(np.clip(mean, 1e-3, 1.0 - 1e-3))
-    return float(np.log(share / (1.0 - share))), 1.0
-
-
-# -- the kind that was chosen, without some rows
-
-
 def predicted(units: Units, X: Array, models: Array) -> Array:
     """Numbers, mean counts, or shares of the second class, each row by its own model."""
     with np.errstate(over="ignore"):
@@ -393,135 +194,160 @@ def predicted(units: Units, X: Array, models: Array) -> Array:
         return units.predict(X, models)
 
 
-def _sharing_of(sharing: Sharing, some: Ints) -> Sharing:
-    """The same for some of the users."""
-    labels = np.unique(sharing.labels[some], return_inverse=True)[1].astype(np.int64)
-    noise = None if sharing.noise is None else sharing.noise[some]
-    return replace(sharing, labels=labels, noise=noise)
-
-
-def _kind_left_out(units: Units, users: Users, sharing: Sharing, folds: Ints) -> Array:
-    """(n_rows,) predictions of rows that were left out; users choose their group again without
-    them.
-    """
-    inner, told = units.inner(users), np.full(users.n_samples, np.nan)
-    assert inner.targets is not None
-    for f in range(int(folds.max()) + 1):
-        kept, left = np.flatnonzero(folds != f), np.flatnonzero(folds == f)
-        part = replace(inner, features=inner.features[kept], targets=inner.targets[kept],
-                       offsets=np.searchsorted(users.owner[kept], np.arange(users.n_users + 1)))
-        models = _moved(units, part, sharing).models(part, units.loss)
-        told[left] = predicted(units, users.features[left], models[users.owner[left]])
-    return told
-
-
-def _moved(units: Units, users: Users, sharing: Sharing) -> Sharing:
-    """The sharing with each user in the group that is likeliest for these rows."""
-    if not 1 < sharing.n_groups < users.n_users:
-        return sharing
-    outer = sharing.loss(units.loss, users)
-    samples = outer.prepare(users)
-    for _ in range(_MOVES):
-        centres = group_centres(outer, samples, sharing.labels, sharing.count)
-        values = np.stack([outer.values(samples, np.repeat(centre[None], users.n_users, axis=0))
-                           for centre in centres])
-        labels = values.argmin(axis=0)
-        if len(np.unique(labels)) < len(centres) or np.array_equal(labels, sharing.labels):
-            break
-        sharing = replace(sharing, labels=labels.astype(np.int64))
-    return sharing
-
-
 # -- weights
 
 
+class LeftOut(Protocol):
+    """What is known of the kind that was chosen, option 0, and of candidates on rows left out."""
+
+    @property
+    def n_options(self) -> int:
+        """The kind and the candidates."""
+
+    @property
+    def n_users(self) -> int:
+        """Users with rows that were left out."""
+
+    def by_user(self, weights: Array) -> Array:
+        """(n_users,) the loss of each user."""
+
+    def value(self, weights: Array) -> tuple[float, Array]:
+        """The mean over users of the loss, and its slope by the weights."""
+
+    def take(self, users: Ints) -> Self:
+        """The same of some users."""
+
+
 @dataclass(frozen=True, eq=False)
-class _Judged:
-    """Rows left out, and what the kind that was chosen and the candidates say of them."""
+class ErrorProducts:
+    """Of numbers: products of errors, summed over rows.
+
+    Parameters
+    ----------
+    products : (n_users, n_options, n_options) means over the rows of each user.
+    typical : the median over users of the squared error of the mean of all options.
+    """
+
+    products: Array
+    typical: float
+
+    @classmethod
+    def of(cls, sums: Array, rows: Array) -> Self:
+        """From sums of products of users with rows that were left out."""
+        products = sums / rows[:, None, None]
+        return cls(products, float(np.median(products.mean(axis=(1, 2)))))
+
+    @property
+    def n_options(self) -> int:
+        return self.products.shape[1]
+
+    @property
+    def n_users(self) -> int:
+        return len(self.products)
+
+    def by_user(self, weights: Array) -> Array:
+        return np.asarray(0.5 * np.log(self._means(weights)[1]))
+
+    def value(self, weights: Array) -> tuple[float, Array]:
+        pulls, means = self._means(weights)
+        return 0.5 * float(np.log(means).mean()), (pulls / means[:, None]).mean(axis=0)
+
+    def take(self, users: Ints) -> Self:
+        return replace(self, products=self.products[users])
+
+    def _means(self, weights: Array) -> tuple[Array, Array]:
+        pulls = self.products @ weights
+        means = np.maximum(pulls @ weights, 0.0)
+        return pulls, means + _SOFT * self.typical + 1e-300
+
+
+@dataclass(frozen=True, eq=False)
+class RowsLeftOut:
+    """Of classes and counts: predictions of rows, in the order of their users.
+
+    Parameters
+    ----------
+    task : what the targets are.
+    told : (n_rows, n_options) shares of the second class, or mean counts.
+    y : (n_rows,) targets.
+    owner : (n_rows,) users, as 0, 1, ...
+    """
 
     task: Task
-    told: Array  # (n_rows, n_options)
+    told: Array
     y: Array
     owner: Ints
-    typical: float  # the median over users of the squared error of the mean of all options
 
     @classmethod
     def of(cls, task: Task, told: Array, y: Array, owner: Ints) -> Self:
         """Those of these rows."""
-        counts, plain = np.bincount(owner), told.mean(axis=1)
-        mean = np.bincount(owner, (plain - y) ** 2)[counts > 0] / counts[counts > 0]
-        return cls(task, told, y, owner, float(np.median(mean)))
+        return cls(task, told, y, np.unique(owner, return_inverse=True)[1])
 
-    def by_user(self, told: Array) -> Array:
-        """(n_judged,) the loss of each user."""
-        counts = np.bincount(self.owner)
-        mean = np.bincount(self.owner, row_losses(self.task, told, self.y))[counts > 0] \
-            / counts[counts > 0]
-        if self.task != "regression":
-            return np.asarray(mean)
-        return np.asarray(0.5 * np.log(mean + _SOFT * self.typical + 1e-300))
+    @property
+    def n_options(self) -> int:
+        return self.told.shape[1]
 
-    def weights(self) -> Array:
-        """(n_options,) by exponentiated gradient steps, with weights under `_LEAST` left out."""
-        n = self.told.shape[1]
-        weights, rate = np.full(n, 1.0 / n), 1.0
-        value, slope = self._value(weights)
-        for _ in range(_STEPS):
-            step = np.log(np.maximum(weights, 1e-300)) - rate * (slope - slope.min())
-            new = np.exp(step - step.max())
-            new /= new.sum()
-            next_value, next_slope = self._value(new)
-            if not next_value <= value:
-                rate *= 0.5
-                if rate < 1e-6:
-                    break
-                continue
-            gain, weights, value, slope = value - next_value, new, next_value, next_slope
-            if gain < _LEVEL * rate and rate > 0.1:
-                break
-            rate = min(1.5 * rate, 1e3)
-        weights = np.where(weights < _LEAST, 0.0, weights)
-        return np.asarray(weights / weights.sum())
+    @property
+    def n_users(self) -> int:
+        return int(self.owner.max()) + 1
 
-    def gains(self) -> Array:
-        """(n_judged,) by how much the average is better than the first option, for each user with
-        the weights that the others give: the weights themselves are not judged by their own rows.
-        """
-        # Neighbours in the order of their loss are judged in different turns.
-        users = np.unique(self.owner)
-        users = users[np.argsort(self.by_user(self.told[:, 0]), kind="stable")]
-        n, gains = min(_TURNS, len(users)), np.empty(len(users))
-        for turn in range(n):
-            mine = np.isin(self.owner, users[turn::n])
-            weights = self._take(~mine).weights()
-            part = self._take(mine)
-            gains[np.isin(np.unique(self.owner), users[turn::n])] = part.by_user(
-                part.told[:, 0]) - part.by_user(part.told @ weights)
-        return gains
+    def by_user(self, weights: Array) -> Array:
+        losses = row_losses(self.task, self.told @ weights, self.y)
+        return np.asarray(np.bincount(self.owner, losses) / np.bincount(self.owner))
 
-    def _take(self, rows: Flags) -> _Judged:
-        return replace(self, told=self.told[rows], y=self.y[rows], owner=self.owner[rows])
-
-    def _value(self, weights: Array) -> tuple[float, Array]:
-        """The mean over users of the loss, and its slope by the weights."""
-        told = self.told @ weights
-        counts = np.bincount(self.owner)
-        row = 1.0 / counts[self.owner] / (counts > 0).sum()
-        if self.task == "regression":
-            users = counts > 0
-            mean = np.bincount(self.owner, (told - self.y) ** 2)[users] / counts[users]
-            soft = mean + _SOFT * self.typical + 1e-300
-            scaled = np.zeros(len(counts))
-            scaled[users] = 1.0 / soft
-            slope = (row * scaled[self.owner] * (told - self.y)) @ self.told
-            return 0.5 * float(np.log(soft).mean()), np.asarray(slope)
+    def value(self, weights: Array) -> tuple[float, Array]:
+        told, y = self.told @ weights, self.y
+        row = 1.0 / np.bincount(self.owner)[self.owner] / self.n_users
         if self.task == "classification":
-            share = np.maximum(np.where(self.y > 0, told, 1.0 - told), 1e-12)
-            slope = (row * np.where(self.y > 0, -1.0, 1.0) / share) @ self.told
+            share = np.maximum(np.where(y > 0, told, 1.0 - told), 1e-12)
+            slope = (row * np.where(y > 0, -1.0, 1.0) / share) @ self.told
             return float(-(row * np.log(share)).sum()), np.asarray(slope)
         mean = np.maximum(told, 1e-12)
-        return (float((row * row_losses(self.task, mean, self.y)).sum()),
-                np.asarray((row * 2.0 * (1.0 - self.y / mean)) @ self.told))
+        return (float((row * row_losses(self.task, mean, y)).sum()),
+                np.asarray((row * 2.0 * (1.0 - y / mean)) @ self.told))
+
+    def take(self, users: Ints) -> Self:
+        rows = np.isin(self.owner, users)
+        return self.of(self.task, self.told[rows], self.y[rows], self.owner[rows])
+
+
+def weights_of(judged: LeftOut) -> Array:
+    """(n_options,) by exponentiated gradient steps, with weights under `_LEAST` left out."""
+    n = judged.n_options
+    weights, rate = np.full(n, 1.0 / n), 1.0
+    value, slope = judged.value(weights)
+    for _ in range(_STEPS):
+        step = np.log(np.maximum(weights, 1e-300)) - rate * (slope - slope.min())
+        new = np.exp(step - step.max())
+        new /= new.sum()
+        next_value, next_slope = judged.value(new)
+        if not next_value <= value:
+            rate *= 0.5
+            if rate < 1e-6:
+                break
+            continue
+        gain, weights, value, slope = value - next_value, new, next_value, next_slope
+        if gain < _LEVEL * rate and rate > 0.1:
+            break
+        rate = min(1.5 * rate, 1e3)
+    weights = np.where(weights < _LEAST, 0.0, weights)
+    return np.asarray(weights / weights.sum())
+
+
+def gains_of(judged: LeftOut) -> Array:
+    """(n_users,) by how much the average is better than the first option, for each user with the
+    weights that the others give: the weights themselves are not judged by their own rows.
+    """
+    kind = np.eye(judged.n_options)[0]
+    # Neighbours in the order of their loss are judged in different turns.
+    users = np.argsort(judged.by_user(kind), kind="stable")
+    n, gains = min(_TURNS, len(users)), np.empty(len(users))
+    for turn in range(n):
+        mine = np.sort(users[turn::n])
+        weights = weights_of(judged.take(np.setdiff1d(users, mine)))
+        part = judged.take(mine)
+        gains[mine] = part.by_user(kind) - part.by_user(weights)
+    return gains
 
 
 def row_losses(task: Task, told: Array, y: Array) -> Array:
@@ -533,3 +359,31 @@ def row_losses(task: Task, told: Array, y: Array) -> Array:
     mean = np.maximum(told, 1e-12)
     return np.asarray(2.0 * (np.where(y > 0, y * np.log(np.where(y > 0, y, 1.0) / mean), 0.0)
                              - y + mean))
+
+
+class StackedWeights(NamedTuple):
+    """Weights of the kind and the candidates, and of the candidates' variances."""
+
+    weights: Array
+    spread: Array
+    gain: float
+    error: float
+
+    @classmethod
+    def of(cls, judged: LeftOut, *, numbers: bool, differ: bool) -> Self:
+        """The average where it is clearly better or, if models of the kind differ between all users
+        anyway, not clearly worse; else the kind alone with, of numbers, the variances of the best
+        candidate.
+        """
+        weights, better = weights_of(judged), gains_of(judged)
+        kind = np.eye(len(weights))[0]
+        gain, error = float(better.mean()), float(better.std(ddof=1) / np.sqrt(len(better)))
+        size = 1.0 if numbers else float(judged.by_user(kind).mean())
+        if not gain > (-error if differ else max(error, _LITTLE * size)):
+            weights = kind
+        if weights[0] < 1.0:
+            spread = weights[1:] / weights[1:].sum()
+        else:
+            means = [float(judged.by_user(option).mean()) for option in np.eye(len(weights))[1:]]
+            spread = np.eye(len(means))[int(np.argmin(means))] * float(numbers)
+        return cls(weights, np.asarray(spread), gain, error)

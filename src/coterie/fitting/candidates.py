@@ -32,10 +32,7 @@ from coterie.groups.hierarchy import (
 )
 
 N_FOLDS = 5
-_CURVES = 8  # curves of a basis, at most
 _PERSONAL = 3  # personal curves, at most
-_SCREENED = 20_000  # rows that curves are chosen by
-_GAIN = 1.5  # F statistic of a curve, from which it is taken where there are many columns
 _IN_FOLD = 6  # rounds of EM in a fold
 _STEPS, _FOLD_STEPS = 12, 5  # working problems, of all rows and without a fold
 _LAST_STEPS = 25  # of all users, with variances that are known
@@ -83,25 +80,34 @@ class Limits(NamedTuple):
     high: float
 
 
-def folds_of(users: Users, task: Task, seed: int) -> Ints:
+def starts_of(own: Array, rows: Array) -> Ints:
+    """(n_users,) the fold that each user begins with, in the order of the sums of their columns, so
+    that neither names nor order matter; `own` are (n_users, q + 1) means, the target's last.
+    """
+    first = np.empty(len(rows), dtype=np.int64)
+    first[np.lexsort((own * rows[:, None]).T)] = np.arange(len(rows))
+    return first % N_FOLDS
+
+
+def folds_of(users: Users, task: Task, first: Ints, seed: int) -> Ints:
     """(n_rows,) the fold of each row: of each user's rows, and of its classes, as many in each. The
     only row of a user is never left out: -1.
 
-    Neither the names of users nor their order matter.
+    Parameters
+    ----------
+    users : whose rows.
+    task : what the targets are.
+    first : (n_users,) the fold that each user begins with.
+    seed : of the fit.
     """
     counts, offsets, y = users.counts, users.offsets[:-1], users.targets
     assert y is not None
     row = np.arange(users.n_samples) - offsets[users.owner]
-    chance = np.random.default_rng([seed, 5]).random(int(counts.max()))[row]
+    chance = np.random.default_rng([seed, 5]).random(int(counts.max(initial=0)))[row]
     strata = y if task == "classification" else np.zeros(len(y))
     order = np.lexsort((chance, strata, users.owner))
-    # Users start with different folds, in the order of the sums of their targets and features.
-    sums = np.stack([np.bincount(users.owner, column, users.n_users)
-                     for column in (*users.features.T, y)])
-    first = np.empty(users.n_users, dtype=np.int64)
-    first[np.lexsort(sums)] = np.arange(users.n_users)
     fold = np.empty(users.n_samples, dtype=np.int64)
-    fold[order] = (row + first[users.owner]) % N_FOLDS
+    fold[order] = (row + np.asarray(first, dtype=np.int64)[users.owner]) % N_FOLDS
     fold[counts[users.owner] < 2] = -1
     return fold
 
@@ -144,39 +150,6 @@ def _form(parts: list[Ints], own: dict[str, list[int]],
         out[name] = Form(columns, blocks, np.array(free + more, dtype=np.int64),
                          np.concatenate([np.zeros(len(free), dtype=np.int64), numbers]))
     return out
-
-
-def curved(X: Array, y: Array, offsets: Ints, basis: Basis, most: int) -> Basis:
-    """The basis with at most so many curves; of many columns with those that say most about what
-    straight columns leave of the target, as pooled sums show.
-    """
-    counts = np.diff(offsets)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    width = X.shape[1]
-    full = basis.with_curves(X, np.arange(width))
-    if len(full.curves) <= most and width <= _CURVES:
-        return full
-    some = np.unique(np.linspace(0, len(X) - 1, min(len(X), _SCREENED)).astype(np.int64))
-    X, y, owner = X[some], y[some], owner[some]
-    straight = np.concatenate([np.ones((len(X), 1)), basis.straight(X)], axis=1)
-    means = np.bincount(owner, y, len(counts)) / np.maximum(np.bincount(
-        owner, minlength=len(counts)), 1)
-    left = y - means[owner]
-    ridge = 1e-6 * len(X) * np.eye(straight.shape[1])
-    gram = np.linalg.inv(straight.T @ straight + ridge)
-    left = left - straight @ (gram @ (straight.T @ left))
-    square, gains = float(left @ left), []
-    held = np.clip(basis.straight(X), *basis.range)
-    for curve in full.curves:
-        columns = curve.of(held[:, curve.column])
-        columns -= straight @ (gram @ (straight.T @ columns))
-        own, pull = columns.T @ columns, columns.T @ left
-        gain = float(pull @ np.linalg.solve(own + 1e-8 * np.trace(own) * np.eye(len(own)), pull))
-        rest = max(square - gain, 1e-300) / max(len(X) - straight.shape[1] - len(own), 1)
-        gains.append(gain / len(own) / rest)
-    order = [int(k) for k in np.argsort(gains)[::-1][:most] if gains[k] > _GAIN]
-    return basis.with_curves(X, np.array(sorted(full.curves[k].column for k in order),
-                                         dtype=np.int64))
 
 
 # -- from margins to predictions
@@ -223,35 +196,19 @@ class Learned(NamedTuple):
     errors: Array  # (n_rows,) their standard deviations
 
 
-def learn_numbers(candidates: list[Candidate], scales: list[Scale], users: Users, some: Ints,
-                  folds: Ints, limits: Limits) -> list[Learned]:
-    """Of numbers: from sums by fold, which are subtracted; `some` are the positions of these users
-    among all.
+def learn_numbers(candidates: list[Candidate],
+                  sums: list[list[ModelSums]]) -> list[tuple[Estimate, list[Estimate]]]:
+    """Of numbers: each candidate from all rows, and without each fold, by the sums of each fold of
+    each scale.
     """
-    assert users.targets is not None
     out = []
-    for k, scale in enumerate(scales):
-        columns = scale.basis.rows(users.features, some[users.owner])
-        z = scale.inner(users.targets)
-        parts = []
-        for f in range(-1, N_FOLDS):
-            rows = np.flatnonzero(folds == f)
-            offsets = np.searchsorted(users.owner[rows], np.arange(users.n_users + 1))
-            parts.append((rows, ModelSums.of(columns[rows], z[rows], offsets)))
-        whole = ModelSums(*(sum(arrays[1:], arrays[0]) for arrays in
-                       zip(*(part for _, part in parts), strict=True)))
-        for candidate in candidates:
-            if candidate.scale != k:
-                continue
-            estimate = learn(whole, candidate.form)
-            told, errors = np.full((2, len(z)), np.nan)
-            for rows, part in parts[1:]:
-                fold = learn(whole.minus(part), candidate.form, estimate.variances,
-                             rounds=_IN_FOLD)
-                mean, variance = fold.predict(columns[rows], users.owner[rows])
-                told[rows], errors[rows] = finished("regression", scale, mean, variance,
-                                                    fold.variances.noise, limits)
-            out.append(Learned(estimate, told, errors))
+    whole = [ModelSums(*(sum(arrays[1:], arrays[0]) for arrays in zip(*parts, strict=True)))
+             for parts in sums]
+    for candidate in candidates:
+        total, parts = whole[candidate.scale], sums[candidate.scale]
+        estimate = learn(total, candidate.form)
+        out.append((estimate, [learn(total.minus(part), candidate.form, estimate.variances,
+                                     rounds=_IN_FOLD) for part in parts[:N_FOLDS]]))
     return out
 
 
@@ -363,15 +320,11 @@ def learn_working(candidates: list[Candidate], scales: list[Scale], users: Users
 # -- for all users, with the variances that some of them showed
 
 
-def finish_numbers(candidate: Candidate, scale: Scale, users: Users,
+def finish_numbers(candidate: Candidate, sums: ModelSums,
                    learned: Estimate) -> tuple[Estimate, float]:
-    """A model of numbers for all users, and its gradient."""
-    assert users.targets is not None
-    columns = scale.basis.rows(users.features, users.owner)[:, candidate.form.columns]
-    sums = ModelSums.of(columns, scale.inner(users.targets), users.offsets)
-    inside = replace(candidate.form, columns=np.arange(columns.shape[1]))
-    estimate = learn(sums, inside, learned.variances, rounds=0)
-    return replace(estimate, form=candidate.form), estimate.gradient(sums)
+    """A model of numbers for all users, by their sums, and its gradient."""
+    estimate = learn(sums, candidate.form, learned.variances, rounds=0)
+    return estimate, estimate.gradient(sums)
 
 
 def finish_working(candidate: Candidate, scale: Scale, users: Users, learned: Estimate,

@@ -18,8 +18,8 @@ and the estimators do.
 5. *Finish.* The centres of what was chosen, and the models around them, are found exactly by the
    users' slopes. They are the solution of the convex problem with weights inside the groups and
    none between.
-6. *Average.* Where all rows are in this process, several kinds of models, also with curves, are
-   averaged, if that predicts rows left out clearly better (`coterie.fitting.average`).
+6. *Average.* Several kinds of models, also with curves, are averaged, if that predicts rows left
+   out better (`coterie.fitting.averaging`).
 7. *Certify and score.* Users certify these models with their own rows, and their held-out rows
    score the models of a fit that has not seen them.
 
@@ -32,10 +32,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -47,23 +45,23 @@ from coterie.convex.choice import adjusted_rand
 from coterie.convex.consensus import find_consensus
 from coterie.convex.path import Path, solve_path
 from coterie.data.users import Participants, Split, Users
-from coterie.fitting.average import Average, check_scale, find_average, possible
+from coterie.fitting.average import Average
+from coterie.fitting.averaging import Declined, find_average, possible
 from coterie.fitting.given import check_lam_can_be_chosen, fit_given
 from coterie.fitting.judge import ChooseParts, Chosen, judge_summaries, judge_wide
 from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
 from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.result import Fit, SentModels
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import FinishedParts, FitProgress, Settings, Work
 from coterie.fitting.sources import Around, FitSource, Judged, RowsFitSource
 from coterie.fitting.stability import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.units import Units, learn_units
-from coterie.fitting.work import FinishedParts, FitProgress, Work
-from coterie.groups.refining import Refining
 from coterie.groups.search import SearchOptions, propose, whole_problem
 from coterie.groups.spread import solve_damped
 from coterie.groups.summaries import Summaries, ridge_of
 from coterie.losses import Samples
 from coterie.losses.derived import Remote
+from coterie.losses.newton import Refining
 from coterie.losses.rows import too_wide
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem
@@ -144,18 +142,12 @@ def fit(users: Users, settings: Settings, *, split: Split | None = None,
             if given:
                 fitted = fit_given(inner, units, settings, split, work)
             else:
-                rows = [PartRows(units, users)]
                 source = RowsFitSource(units, users)
                 if split is not None:
                     kept = learn_units(split.train, settings, units.n_classes)
-                    rows.append(PartRows(kept, split.train))
                     source = RowsFitSource(units, users, split.train, split.test, kept)
-                averaged = not wide and possible(settings, units, users)
-                if averaged:
-                    check_scale(settings, users)
                 fitted = fit_source(source, settings, work,
-                                    judge_wide if wide else judge_summaries,
-                                    rows if averaged else ())
+                                    judge_wide if wide else judge_summaries)
     except KeyboardInterrupt as stop:
         raise Interrupted from stop
     except np.linalg.LinAlgError as error:
@@ -175,7 +167,7 @@ def _can_score(split: Split, settings: Settings) -> bool:
 
 
 def fit_source(source: FitSource, settings: Settings, work: Work,
-               judge: ChooseParts = judge_summaries, rows: Sequence[PartRows] = ()) -> Fit:
+               judge: ChooseParts = judge_summaries) -> Fit:
     """The fit of users wherever their rows are: steps 2 to 7 of the module's text.
 
     Parameters
@@ -184,7 +176,6 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
     settings : of the fit.
     work : where progress is reported and finished parts are kept.
     judge : chooses groups and kinds of models.
-    rows : by part, where an average is looked for.
 
     Returns
     -------
@@ -205,8 +196,8 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
         path, index = _thinned(path, _point_of(path, sharing.labels), settings.n_lams)
         lam = path[index].lam
     solution = _state_problem(source, choice, shared[0], lam, settings)
-    # 6. An average, where it is clearly better; and without the held-out rows.
-    averages = _find_averages(source.units, rows, choices, settings, work)
+    # 6. An average, where it is better; and without the held-out rows.
+    averages = _find_averages(source, choices, settings, work)
     # 7. Certificate and scores.
     work.show("certificate and scores")
     tested = None if len(choices) == 1 else Judged(
@@ -216,12 +207,13 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
         path = Path(problem=solution.problem, solutions=(solution,), tol=settings.tol)
     why = choice.sentence
     if settings.task != "clustering":
-        why = f"{sentence_of(sharing.kind, choice.means)} {why}"
+        kind = "alone" if sharing.n_groups == len(sharing.labels) > 1 else sharing.kind
+        why = f"{sentence_of(kind, choice.means)} {why}"
     average = averages[0]
     if average is not None and average.used:
         why = f"{average.sentence(sharing.kind)} {why}"
     stability = None
-    if sharing.labels.any() and sharing.kind != "alone":
+    if 1 < sharing.n_groups < len(sharing.labels) and sharing.kind != "alone":
         work.show("stability of the groups")
         drawn = draw_wide_groups(source.loss, source.parts[0], shared[0].centres, settings) \
             if choice.known is None else draw_groups(choice.known, sharing, settings)
@@ -234,31 +226,26 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
                sent=SentModels(shared[0].centres, shared[0].models), average=average)
 
 
-class PartRows(NamedTuple):
-    """PartRows of a part in the units given, and their units."""
-
-    units: Units
-    users: Users
-
-
-def _find_averages(units: Units, rows: Sequence[PartRows], choices: list[Chosen],
-                   settings: Settings, work: Work) -> tuple[Average | None, Average | None]:
+def _find_averages(source: FitSource, choices: list[Chosen], settings: Settings,
+                   work: Work) -> tuple[Average | None, Average | None]:
     """What predicts, from all rows, and from those that are not held out: made anew, so that scores
-    are those of the models that predict. `units` have the loss that was learned.
+    are those of the models that predict.
     """
-    if not rows:
+    found: list[Average | None] = [None, None]
+    if choices[0].known is None or not possible(settings, source.units, source.sizes[0]):
         return None, None
     work.show("average of kinds of models")
-    found: list[Average | None] = [None, None]
-    for k, (part, choice) in enumerate(zip(rows, choices, strict=True)):
-        try:
-            found[k] = find_average(replace(part.units, loss=units.loss), part.users,
-                                    choice.sharing, settings)
-        except np.linalg.LinAlgError:  # the kind needs none of these models
-            return None, None
-        first = found[0]
-        if first is None or not first.used:
-            break
+    try:
+        for k, choice in enumerate(choices):
+            found[k] = find_average(source, k, choice.sharing, settings)
+            first = found[0]
+            if first is None or not first.used:
+                break
+    except Declined as error:  # without scores of its own there is none
+        warnings.warn(f"no average of kinds of models: {error}", CoterieWarning, stacklevel=2)
+        return None, None
+    except np.linalg.LinAlgError:  # the kind needs none of these models
+        return None, None
     return found[0], found[1]
 
 

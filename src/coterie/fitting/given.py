@@ -26,9 +26,8 @@ from coterie.data.users import Split, Users
 from coterie.fitting.kinds import handed_out
 from coterie.fitting.result import Fit
 from coterie.fitting.scores import METRICS, Scores, worse_than_alone
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.units import Units, learn_units
-from coterie.fitting.work import Work
 from coterie.losses import Loss
 from coterie.losses.rows import too_wide
 from coterie.problem.graph import Graph

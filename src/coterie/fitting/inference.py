@@ -18,7 +18,6 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.types import Array, Ints
 from coterie.data.users import Users
-from coterie.fitting.basis import Basis
 from coterie.fitting.candidates import Working
 from coterie.fitting.units import INTERCEPT, Units
 from coterie.groups.hierarchy import Estimate, Form, ModelSums, learn
@@ -26,6 +25,7 @@ from coterie.losses import losses_for, name_of
 
 _NORMAL = 1.959964  # quantile of the standard normal distribution at 0.975
 _ROUNDS, _SETTLED, _STEPS = 3000, 1e-10, 60
+_VARIES = 1e-6  # variance inside users over the whole, from which a column varies there
 _WIDEST = 60  # features up to which there is a summary
 _COMBINED = 1e-7  # of a column, relative to it, that is left of a combination of others
 
@@ -169,7 +169,9 @@ def _estimate(units: Units, users: Users, *, personal: bool) -> Estimate:
     assert users.targets is not None
     columns = np.concatenate([np.ones((users.n_samples, 1)), users.features], axis=1)
     known = _determined(columns)
-    varies = np.flatnonzero(Basis.learn(users.features, users.offsets).varies)
+    inside = users.moments().m2.sum(axis=0) / max(users.n_samples, 1)
+    spread = users.features.var(axis=0)
+    varies = np.flatnonzero(inside > _VARIES * np.where(spread > 0, spread, 1.0))
     own = np.concatenate([[0], 1 + varies]) if personal and users.n_users > 1 else np.zeros(0)
     own = np.flatnonzero(np.isin(known, own))
     form = Form(known, np.zeros(len(known), dtype=np.int64), own,

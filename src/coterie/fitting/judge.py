@@ -18,9 +18,8 @@ from coterie.base.types import Array, Ints
 from coterie.convex.path import Path
 from coterie.data.users import Users
 from coterie.fitting.kinds import Sharing, choose, choose_wide
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.sources import FitSource
-from coterie.fitting.work import Work
 from coterie.groups.find import describe_better, describe_sizes
 from coterie.groups.random_effects import search_summaries
 from coterie.groups.search import SearchOptions, SearchResult, kind_of, search, search_parts
@@ -156,6 +155,8 @@ def _describe(found: SearchResult) -> str:
     if kind_of(best) == "one centre with spread":
         return (f"Users differ, but continuously: no groups stand out (none of {many} descriptions "
                 f"of the {n} users is better than one centre with a spread of models).")
+    if best.n_groups == n:
+        return f"No two of the {n} users are alike: every model differs clearly from the others."
     one = min(p.length for p in found.examined if not p.labels.any())
     within = " Models also vary within groups." if best.spread is not None else ""
     return (f"{best.n_groups} groups of {describe_sizes(best.labels)} users "

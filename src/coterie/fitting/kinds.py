@@ -96,6 +96,11 @@ class Sharing:
         """The number of groups."""
         return int(self.labels.max()) + 1
 
+    @property
+    def differ(self) -> bool:
+        """Whether no two users have equal models, and there is one group."""
+        return self.kind == "personal" and self.n_groups == 1
+
     def loss(self, loss: Loss, users: Users) -> Loss:
         """The loss of the centres of these users."""
         if self.covariance is None:

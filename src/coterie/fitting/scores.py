@@ -13,6 +13,8 @@ from coterie.data.users import Users
 
 METRICS: dict[Task, str] = {"classification": "accuracy", "regression": "RMSE",
                             "counts": "deviance"}
+INTERVAL = 0.9  # level of the intervals that are checked
+_BINS, _IN_BIN = 8, 20  # of probabilities, and held-out rows in each at least
 _CHANCE = 0.01  # p value below which a difference is more than chance
 
 
@@ -35,6 +37,10 @@ class Scores:
     n_rows : number of held-out rows.
     worse : (n_users,) who is worse off than alone by more than chance: p below 0.01 in a paired
         one-sided t test over the user's held-out rows.
+    covered : (n_users,) of numbers, the share of held-out rows inside their interval of level
+        `INTERVAL`; empty where there are none.
+    reliability : (n_bins, 3) of two classes, in order: the mean probability of the second class,
+        how often it was the class, and the number of held-out rows; empty for others.
     """
 
     metric: str
@@ -48,6 +54,8 @@ class Scores:
     n_clusters: int
     n_rows: int
     worse: Flags = field(default_factory=lambda: np.zeros(0, dtype=bool), repr=False)
+    covered: Array = field(default_factory=lambda: np.zeros(0), repr=False)
+    reliability: Array = field(default_factory=lambda: np.zeros((0, 3)), repr=False)
 
     @property
     def gains(self) -> Array:
@@ -111,6 +119,21 @@ def mean_and_error(values: Array) -> tuple[float, float]:
     """The mean and its standard error; nan where there are too few values."""
     return (float(values.mean()) if values.size else np.nan,
             float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else np.nan)
+
+
+def covered_by(y: Array, told: Array, reach: Array, test: Users) -> Array:
+    """(n_users,) the share of a user's rows no farther than `reach` from what was told."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        inside = np.bincount(test.owner, np.abs(y - told) <= reach, test.n_users)
+        return np.asarray(inside / test.counts)
+
+
+def reliability_of(shares: Array, second: Flags) -> Array:
+    """(n_bins, 3) the mean share told, how often it was so, and rows, for bins of as many rows."""
+    order = np.argsort(shares, kind="stable")
+    parts = np.array_split(order, int(np.clip(len(order) // _IN_BIN, 1, _BINS)))
+    return np.array([[shares[part].mean(), second[part].mean(), len(part)]
+                     for part in parts if len(part)])
 
 
 def worse_than_alone(errors: Array, alone: Array, test: Users) -> Flags:

@@ -1,9 +1,12 @@
-"""What can be chosen in a fit, with the one list of its defaults."""
+"""What is given to a fit: its settings, with the one list of their defaults; where it reports its
+progress, and where it keeps its finished parts.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,6 +14,11 @@ from coterie.base.errors import InvalidInput
 from coterie.data.encoding import Task
 from coterie.problem.problem import check_lam
 from coterie.problem.weights import KINDS
+
+#: Called with what is being done, how many steps are done, of how many, and a text.
+FitProgress = Callable[[str, int, int, str], None]
+#: Finished parts of a fit by name: arrays, numbers and texts only.
+FinishedParts = MutableMapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +47,7 @@ class Settings:
     standardize : whether features are standardised.
     n_classes : number of classes, where not all of them are among the samples.
     seed : of the choice of held-out rows.
-    average : "auto", which averages several kinds of models where that is clearly better than one
+    average : "auto", which averages several kinds of models where that predicts better than one
         (`coterie.fitting.average`); or "off" for the one kind that was chosen.
     curves : of an average: "auto" for curves of columns and users' own means of columns, or "off"
         for straight columns.
@@ -107,3 +115,37 @@ class Settings:
         if not (np.isfinite(self.tol) and self.tol > 0):
             raise InvalidInput(f"tol must be a finite number > 0, got {self.tol!r}",
                                remedy="Use for example 1e-6")
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """Where a fit reports its progress, and where it keeps its finished parts.
+
+    Parameters
+    ----------
+    report : called with the progress.
+    parts : the finished parts.
+    prefix : tells the parts of one plan from those of another.
+    """
+
+    report: FitProgress = lambda *_: None
+    parts: FinishedParts = field(default_factory=dict)
+    prefix: str = ""
+
+    def show(self, what: str, done: int = 0, total: int = 1, text: str = "") -> None:
+        """Report what is being done."""
+        self.report(self.prefix + what, done, total, text)
+
+    def once(self, name: str, compute: Callable[[], Any]) -> Any:
+        """The part of this name; computed and kept if it is not there yet."""
+        if self.prefix + name not in self.parts:
+            self.keep(name, compute())
+        return self.parts[self.prefix + name]
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a part."""
+        self.parts[self.prefix + name] = value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A part, or the default."""
+        return self.parts.get(self.prefix + name, default)

@@ -12,17 +12,27 @@ A federation asks the same questions, each in one round, and users answer by the
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from coterie.base.errors import CoterieWarning
-from coterie.base.types import Array, Flags
+from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.fitting.average import Average, predicted
-from coterie.fitting.scores import METRICS, Scores, worse_than_alone
+from coterie.fitting.averaging import Asked
+from coterie.fitting.columns import Answer, ColumnQuestion
+from coterie.fitting.scores import (
+    INTERVAL,
+    METRICS,
+    Scores,
+    covered_by,
+    reliability_of,
+    worse_than_alone,
+)
 from coterie.fitting.units import Units, UserStatistics
 from coterie.groups.summaries import RowsSource, Source
 from coterie.groups.wide import fit_models
@@ -36,6 +46,7 @@ from coterie.problem.solution import Solution, Status
 _OWN = 1e-12  # pull of models that are users' own
 # Decrement, relative to the objective, after which personal models take one more step.
 _ENOUGH = 1e-8
+_AT_ONCE = 200  # users who answer what an average asks at the same time
 
 
 class Around(NamedTuple):
@@ -63,7 +74,7 @@ class Judged(NamedTuple):
     average: Average | None = None  # what predicts instead of `fitted`
 
 
-class FitSource(Source, Protocol):
+class FitSource(Source, Asked, Protocol):
     """A source that can answer for a fit; `parts` are the rows where they are in this process, or
     stand-ins with the same moments. `exact` is whether these are summarised without asking.
     """
@@ -112,6 +123,7 @@ class RowsFitSource(RowsSource):
             parts.append((train_units or units).inner(kept))
         super().__init__(units.loss, parts)
         self.units, self.train_units, self.test = units, train_units or units, test
+        self.given = [users] if kept is None else [users, kept]
         self.exact = units.loss.quadratic or units.loss.least_squares
         targets = UserStatistics.of(users if kept is None else kept).targets
         if targets is not None:  # by user, as users elsewhere send it
@@ -120,6 +132,20 @@ class RowsFitSource(RowsSource):
     def use(self, units: Units) -> None:
         self.units, self.loss = units, units.loss
         self.train_units = replace(self.train_units, loss=units.loss)
+
+    @property
+    def part_units(self) -> list[Units]:
+        return [self.units, self.train_units]
+
+    def moments(self, part: int) -> tuple[Ints, Array, Array]:
+        return pooled_moments(self.given[part])
+
+    def ask_average(self, part: int, question: ColumnQuestion, some: Ints,
+                    fields: Answer) -> Iterator[tuple[Ints, Answer]]:
+        users = self.given[part]
+        for each in np.array_split(some, max(1, len(some) // _AT_ONCE)):
+            few = users if len(each) == users.n_users else users.take(each)
+            yield each, question.answer(few, {name: rows[each] for name, rows in fields.items()})
 
     def around(self, asked: list[Around]) -> list[Expanded]:
         return [expanded(self.loss, part, each)
@@ -149,7 +175,26 @@ class RowsFitSource(RowsSource):
             errors = units.errors_of(mean, test)
             told[:, 0] = units.scores_of(errors, test)
         worse = worse_than_alone(errors, units.errors(models[1], test), test)
-        return scores_of(judged, units.task, told, worse, int(test.sizes.sum()))
+        scores = scores_of(judged, units.task, told, worse, int(test.sizes.sum()))
+        return self._checked(scores, judged, models[0])
+
+    def _checked(self, scores: Scores, judged: Judged, models: Array) -> Scores:
+        """The scores with how good intervals and probabilities are on held-out rows."""
+        test, units, average = self.test, self.train_units, judged.average
+        assert test is not None
+        y = test.targets
+        if y is None or units.n_classes > 2 or (units.n_classes and not units.loss.log_odds):
+            return scores
+        if units.task == "counts" or not (units.n_classes or average is not None):
+            return scores
+        told = predicted(units, test.features, models[test.owner])
+        reach = np.zeros(len(y))
+        if average is not None:
+            told, errors = average.predict(test.features, test.owner, told)
+            reach = average.quantile(INTERVAL) * errors if average.quantiles.size else reach
+        if units.n_classes:
+            return replace(scores, reliability=reliability_of(told, y > 0))
+        return replace(scores, covered=covered_by(y, told, reach, test)) if reach.any() else scores
 
     def _own(self) -> Array:
         """(n_users, dim) models from each user's own rows that are not held out."""
@@ -158,6 +203,19 @@ class RowsFitSource(RowsSource):
             return own_models(self.loss, self.parts[-1])
         alone = np.arange(samples.n_users)
         return fit_models(self.loss, samples, alone, np.ones(samples.n_users)).models
+
+
+def pooled_moments(users: Users) -> tuple[Ints, Array, Array]:
+    """Rows of each user; means and standard deviations of columns, the target last."""
+    statistics = UserStatistics.of(users)
+    counts, means, m2 = statistics.features
+    assert statistics.targets is not None
+    means = np.column_stack([means, statistics.targets.means])
+    m2 = np.column_stack([m2, statistics.targets.m2])
+    share = counts / max(float(counts.sum()), 1.0)
+    mean = share @ means
+    rows = max(float(counts.sum()), 1.0)
+    return counts, mean, np.sqrt((m2.sum(axis=0) / rows) + share @ (means - mean) ** 2)
 
 
 def scores_of(judged: Judged, task: Task, told: Array, worse: Flags, n_rows: int) -> Scores:

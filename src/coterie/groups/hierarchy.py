@@ -245,6 +245,14 @@ def learn(sums: ModelSums, form: Form, start: Variances | None = None, *, rounds
     return best
 
 
+def at_home(sums: ModelSums, form: Form, variances: Variances, mean: Array,
+            error: Array) -> Estimate:
+    """The personal parts of these users around what everybody shares: g and C."""
+    work = _Sums(sums.take(form.columns), form, 0.0)
+    V, K, _ = work.around(variances)
+    return Estimate(form, variances, mean, error, work.personal(mean, V, variances.noise), V, K)
+
+
 def _extrapolated(old: Variances, new: Variances, stretch: float) -> Variances:
     """The step from old to new variances, so many times; on the logarithmic scale."""
     if stretch <= 1.0:
@@ -286,22 +294,32 @@ class _Sums:
         return Variances(_START_NOISE * self.scale, np.full(self.form.n_blocks, self.scale),
                          _START_SPREAD * self.scale * np.eye(len(self.form.personal)))
 
-    def estimate(self, variances: Variances) -> Estimate:
-        """The shared and the personal part, and the evidence, for these variances."""
+    def around(self, variances: Variances) -> tuple[Array, Array, float]:
+        """V and K of all users, and the logarithm of the determinants of V^-1 T."""
         from coterie.base.matrices import invert  # compiled: on first use
 
-        form, s, n, width = self.form, variances.noise, self.n, len(self.form.columns)
+        s, p = variances.noise, self.form.personal
+        if not p.size:
+            return np.zeros((self.n, 0, 0)), np.zeros((self.n, 0, len(self.form.columns))), 0.0
+        # V = R (R'G_pp R / s + 1)^-1 R' for T = R R'
+        root = _root(variances.covariance)
+        inner = root.T @ self.own @ root / s
+        inner[:, np.arange(len(p)), np.arange(len(p))] += 1.0
+        inverse, logs = invert(inner)
+        V = root @ inverse @ root.T
+        return V, -(V @ self.cross) / s, float(logs.sum())
+
+    def personal(self, mean: Array, V: Array, noise: float) -> Array:
+        """(n_users, p) b for this g."""
+        return np.asarray((V @ (self.mine - self.cross @ mean)[..., None])[..., 0] / noise)
+
+    def estimate(self, variances: Variances) -> Estimate:
+        """The shared and the personal part, and the evidence, for these variances."""
+        form, s, width = self.form, variances.noise, len(self.form.columns)
         Q, p = _precision(form, variances, self.scale), form.personal
-        H, pull, logs = self.pooled / s + np.diag(Q), self.pull / s, 0.0
-        V, K = np.zeros((n, len(p), len(p))), np.zeros((n, len(p), width))
+        H, pull = self.pooled / s + np.diag(Q), self.pull / s
+        V, K, logs = self.around(variances)
         if p.size:
-            # V = R (R'G_pp R / s + 1)^-1 R' for T = R R'
-            root = _root(variances.covariance)
-            inner = root.T @ self.own @ root / s
-            inner[:, np.arange(len(p)), np.arange(len(p))] += 1.0
-            inverse, dets = invert(inner)
-            V, logs = root @ inverse @ root.T, float(dets.sum())
-            K = -(V @ self.cross) / s
             flat = self.cross.reshape(-1, width)
             H += flat.T @ K.reshape(-1, width) / s
             pull = pull + np.tensordot(K, self.mine, ((0, 1), (0, 1))) / s
@@ -312,7 +330,7 @@ class _Sums:
             C = np.linalg.pinv(H, hermitian=True)
         C = 0.5 * (C + C.T)
         g = C @ pull
-        b = (V @ (self.mine - self.cross @ g)[..., None])[..., 0] / s
+        b = self.personal(g, V, s)
         # log-likelihood with g and b integrated: -1/2 [(y'y - y' fitted) / s + logarithms]
         fitted = float(self.pull @ g) + float((b * self.mine).sum())
         evidence = -0.5 * (self.rows * np.log(s) + max(self.square - fitted, 0.0) / s + logs

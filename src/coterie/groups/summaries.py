@@ -31,6 +31,7 @@ from coterie.groups.noise import dispersion, without_ridge
 from coterie.groups.spread import Expansions, extrapolate
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.derived import Quadratic
+from coterie.losses.personal import PersonalSamples
 
 _ROUNDS = 2  # summaries that the one centre is learned from
 _START = 0.3  # variance of models around the first centre
@@ -46,6 +47,8 @@ _STEPS, _SETTLED = 200, 1e-3  # rounds of EM, and the gain in evidence that ends
 _LONGEST = 16.0  # factor by which an EM step is extrapolated, at most
 # Users that T is learned from, at least; and numbers that may be multiplied for it in a step.
 _SAMPLE, _WORK = 200, 5e6
+# Decrement, relative to the objective, after which models for the evidence take one more step.
+_ENOUGH = 1e-9
 _NOTHING = 1e-9  # variance of models that do not differ
 
 
@@ -281,8 +284,7 @@ class _Working(NamedTuple):
             s   = sum of [squares at x_i + tr(A cov(x_i)) s] / rows
         """
         n, dim = self.loss.point.shape
-        most = min(n, max(_SAMPLE, int(_WORK / dim**3)))
-        some = np.unique(np.linspace(0, n - 1, most).astype(np.int64))
+        some = _sampled(n, dim)
         rows, near = self.sizes[some].astype(float), self.loss
         H = rows[:, None, None] * near.hessian[some]
         slopes, points = rows[:, None] * near.gradient[some], near.point[some]
@@ -426,17 +428,25 @@ def _learned(known: Summaries, shared: list[Ints], models: list[list[Array]],
 def spread_within(known: Summaries, labels: Ints) -> Array:
     """(dim, dim) the covariance of models around the centres of groups, by EM as for one centre."""
     assert known.one is not None
-    T = 0.1 * known.one.covariance
+    T, some = 0.1 * known.one.covariance, _sampled(len(labels), len(known.intercepts))
+    expansions = known.expansions.take(some)
+    labels = np.unique(labels[some], return_inverse=True)[1].astype(np.int64)
     for _ in range(_STEPS):
-        marginal, V = known.expansions.marginal(T)
+        marginal, V = expansions.marginal(T)
         sums = marginal.sums(labels)
         held = sums.curvatures + known.precision(len(sums.slopes))
         centres = np.asarray(np.linalg.solve(held, sums.slopes[..., None])[..., 0])
-        moment = known.expansions.second_moment(centres[labels], V)
+        moment = expansions.second_moment(centres[labels], V)
         before, T = T, _with_prior(moment, len(labels))
         if np.abs(T - before).max() <= 1e-3 * np.abs(T).max():
             break
     return T
+
+
+def _sampled(n: int, dim: int) -> Ints:
+    """Positions of users that a covariance is learned from: of many users some."""
+    most = min(n, max(_SAMPLE, int(_WORK / dim**3)))
+    return np.unique(np.linspace(0, n - 1, most).astype(np.int64))
 
 
 def _with_prior(moment: Array, n: int) -> Array:
@@ -493,7 +503,10 @@ def evidence_of(loss: Loss, users: Users, asked: Hypotheses) -> Told:
     for k, covariance in enumerate(asked.covariances):
         centres = asked.centres[:, k]
         outer = Personal(plain, covariance=covariance, scale=1.0 / np.maximum(weights, 1e-300))
-        modes = outer.own_models(outer.prepare(users), centres)
+        prepared = outer.prepare(users)
+        if isinstance(prepared, PersonalSamples):
+            prepared = replace(prepared, enough=_ENOUGH)
+        modes = outer.own_models(prepared, centres)
         marginal = Expansions.at(plain, samples, weights, modes).marginal(covariance)[0]
         columns.append(marginal.at_own(centres))
         if k < asked.n_slopes:

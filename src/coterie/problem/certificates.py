@@ -380,8 +380,7 @@ def fusions(models: Array, lengths: Array) -> Iterator[Flags]:
             yield fused
 
 
-def feasible_flow(graph: Graph, forces: Array, radii: Array, max_iter: int = 500,
-                  tol: float = 1e-13) -> Array:
+def feasible_flow(graph: Graph, forces: Array, radii: Array, max_iter: int = 500) -> Array:
     """Edge vectors y with B'y = forces and ||y_e|| <= radii_e, or as near as `max_iter` steps come.
 
     The electrical flow is one if it keeps to the radii; from its projection accelerated projected
@@ -398,7 +397,7 @@ def feasible_flow(graph: Graph, forces: Array, radii: Array, max_iter: int = 500
     reachable = graph.divergence(flow)
     for _ in range(max_iter):
         residual = graph.divergence(ahead) - reachable
-        if np.linalg.norm(residual) <= tol * scale:
+        if np.linalg.norm(residual) <= 1e-13 * scale:
             return ahead if ahead is y else project(ahead, radii)
         new = project(ahead - step * graph.differences(residual), radii)
         if np.einsum("ed,ed->", ahead - new, new - y) > 0:

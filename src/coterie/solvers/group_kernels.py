@@ -35,7 +35,9 @@ def levels(starts, neighbours):
         if level[seed] >= 0:
             continue
         begin = done
+        # The last user found is far from the first; levels counted from there are narrow.
         for turn in range(2):
+            # The second search starts anew, over the same users.
             for q in range(begin, done):
                 level[order[q]] = -1
             order[begin] = order[done - 1] if turn else seed
@@ -79,6 +81,7 @@ def separate(parent):
 def join(parent, i, j):
     """Join the parts of i and j; the smaller root stays one."""
     while parent[i] != i:
+        # Halving the way keeps later ones short.
         parent[i] = parent[parent[i]]
         i = parent[i]
     while parent[j] != j:
@@ -95,6 +98,7 @@ def number(parent, labels):
     """labels <- the numbers of the parts by first appearance, from their roots."""
     count = 0
     for i in range(parent.size):
+        # Roots are the smallest of their parts, so each is numbered before the others come.
         root = i
         while parent[root] != root:
             root = parent[root]
@@ -133,6 +137,7 @@ def contract(labels, parts, first, second):
     """
     n_edges = first.size
     starts, pair = np.zeros(parts + 1, np.int64), np.zeros(n_edges, np.int64)
+    # Edges are counted by the smaller of their parts, then listed part by part.
     for e in range(n_edges):
         a, b = labels[first[e]], labels[second[e]]
         if a != b:
@@ -146,6 +151,7 @@ def contract(labels, parts, first, second):
             listed[free[min(a, b)]] = e
             free[min(a, b)] += 1
     ends, last, count = np.empty((starts[parts], 2), np.int64), np.full(parts, -1), 0
+    # Within a part, `last` says which pair with another part was found already.
     for c in range(parts):
         begin = count
         for t in range(starts[c], starts[c + 1]):
@@ -198,6 +204,7 @@ def carry(s, shrink, rates, radii, pair, rest, change, pair_radii, sigma):
                 y[k] += sign * radius / (pair_radii[p] + 1e-300) * change[p, k]
                 z[k] = sign * rest[p, k]
             square += y[k] * y[k]
+        # With its share of the change a dual may leave its own ball: it is cut to it.
         inside = min(1.0, radius / np.sqrt(square + 1e-300)) / rate
         square = 0.0
         for k in range(d):
@@ -234,6 +241,7 @@ def merged_gap(x, h, linear, s, shrink, sigma, rates, radii, first, second, labe
         mass[labels[i]] += h[i]
         for k in range(d):
             mean[labels[i], k] += h[i] * x[i, k]
+    # Means weighted by curvature: what joining costs in the losses is least there.
     for c in range(parts):
         for k in range(d):
             mean[c, k] /= mass[c]
@@ -271,6 +279,7 @@ def across_groups(radii, labels, models, gradients, rank, duals, forces):
                 square = 0.0
                 for k in range(d):
                     square += (models[i, k] - models[j, k]) ** 2
+                # The subgradient of a distance that is not zero is unique: no choice here.
                 scale = radii[min(e, radii.size - 1)] / (np.sqrt(square) + 1e-300)
                 for k in range(d):
                     y = scale * (models[i, k] - models[j, k])
@@ -330,6 +339,7 @@ def least_lack(start, end, base, lack, forces, radius):
                 length += (lack[k, a] - lack[k, b]) ** 2
             most -= radius[base] * np.sqrt(length)
             base += 1
+    # By Cauchy and Schwarz: ||forces + B'y|| >= <v, forces + B'y> / ||v||.
     return most * most / square if most > 0.0 else 0.0
 
 
@@ -365,6 +375,7 @@ def inside_pairs(labels, starts, rank, firsts, place):
     for i in range(n):
         k = labels[i]
         m, a = starts[k + 1] - starts[k], rank[i] - starts[k]
+        # Row a holds the pairs (a, b) with b > a; the place of b is added below.
         row = firsts[k] + a * m - a * (a + 1) // 2 - a - 1
         for j in range(i + 1, n):
             place[e] = row + rank[j] - starts[k] if labels[j] == k else -1
@@ -455,12 +466,14 @@ def complete_proof(begin, radii, labels, groups, models, gradients, rounds, enou
     (n, d), edges = models.shape, begin.shape[0]
     starts, rank = np.empty(groups + 1, np.int64), np.empty(n, np.int64)
     firsts, place = np.empty(groups + 1, np.int64), np.empty(edges, np.int64)
+    # Users of a group side by side, so that its flow is worked on in one stretch of memory.
     by_group(labels, starts, rank)
     inside_pairs(labels, starts, rank, firsts, place)
     duals, forces = np.empty((edges, d)), np.empty((d, n))
     across_groups(radii, labels, models, gradients, rank, duals, forces)
     s, shrink, radius = np.empty((d, firsts[groups])), np.ones(firsts[groups]), \
         np.empty(firsts[groups])
+    # Flows go on where those for the last groups ended.
     for e in range(edges):
         if place[e] >= 0:
             radius[place[e]] = radii[min(e, radii.size - 1)]
@@ -471,6 +484,7 @@ def complete_proof(begin, radii, labels, groups, models, gradients, rounds, enou
     lacks_of(starts, firsts, s, forces, ahead)
     for turn in range(rounds + 1):
         missing, least = 0.0, 0.0
+        # The first turn only projects; a plain step now and then is exact if no ball is in the way.
         relax = 0.0 if turn == 0 else 1.0 if turn == 1 or turn % _PLAIN == 0 else _RELAX
         for i in range(n):
             for k in range(d):
@@ -479,6 +493,7 @@ def complete_proof(begin, radii, labels, groups, models, gradients, rounds, enou
             start, end = starts[group], starts[group + 1]
             inside_group(start, end, firsts[group], move, relax, s, shrink, radius, lack, square)
             missing += next_move(start, end, forces, lack, ahead, move, relax)
+            # This bound costs as much as a round, so it is asked for now and then only.
             if turn > 0 and turn % _LEAST == 0:
                 least += least_lack(start, end, firsts[group], lack, forces, radius)
         if missing <= share * enough or least > _CLOSE * missing:
@@ -514,6 +529,7 @@ def apart(labels, lack, least):
                 square = 0.0
                 for k in range(d):
                     square += (lack[i, k] - lack[j, k]) ** 2
+                # Along chains: users at both ends of a row of small steps stay together.
                 if np.sqrt(square) <= max(_ALIKE * largest[labels[i]], least):
                     join(parent, i, j)
     number(parent, parts)

@@ -50,6 +50,7 @@ def complete_pass(x, s, shrink, radius, relax, forces, measure, scratch):
     primal, moved = 0.0, 0.0
     base = 0
     for i in range(n - 1):
+        # Blocks of pairs stay in the first cache between the passes over their coordinates.
         for first in range(i + 1, n, BLOCK):
             m = min(BLOCK, n - first)
             c = shrink[base:base + m]
@@ -60,6 +61,7 @@ def complete_pass(x, s, shrink, radius, relax, forces, measure, scratch):
             for k in range(d):
                 sk, xk, xi, old = s[k, base:base + m], x[k, first:first + m], x[k, i], before[k]
                 for q in range(m):
+                    # The last z follows from s and its shrink, so only these two are stored.
                     z = sk[q] - c[q] * sk[q]
                     v = sk[q] + relax * (xi - xk[q] - z)
                     old[q] = z
@@ -70,11 +72,13 @@ def complete_pass(x, s, shrink, radius, relax, forces, measure, scratch):
                         gap = xi - xk[q] - old[q]
                         primal += gap * gap
             for q in range(m):
+                # The tiny number keeps s = 0 from dividing by zero, without a branch in the loop.
                 c[q] = min(1.0, r[q] / np.sqrt(square[q] + 1e-300))
             for k in range(d):
                 sk, fk, old = s[k, base:base + m], forces[k, first:first + m], before[k]
                 total = 0.0
                 for q in range(m):
+                    # z - P = s - 2 P
                     push = sk[q] * (1.0 - 2.0 * c[q])
                     total += push
                     fk[q] -= push
@@ -102,6 +106,7 @@ def edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, measur
     for base in range(0, n_edges, BLOCK):
         m = min(BLOCK, n_edges - base)
         ii, jj, c = first[base:base + m], second[base:base + m], shrink[base:base + m]
+        # Gathered first, so that the loops over coordinates below run along memory.
         for q in range(m):
             a, b = ii[q], jj[q]
             for k in range(d):
@@ -129,11 +134,13 @@ def edges_pass(x, s, shrink, radius, rates, first, second, relax, forces, measur
         for k in range(d):
             sk, gk, old = s[k, base:base + m], gaps[k], before[k]
             for q in range(m):
+                # The gaps are spent: their place holds the pushes.
                 gk[q] = rate[q] * sk[q] * (1.0 - 2.0 * c[q])
             if measure:
                 for q in range(m):
                     gap = sk[q] - c[q] * sk[q] - old[q]
                     moved += gap * gap
+        # Edges of a block may share users, so their pushes are added one by one.
         for q in range(m):
             a, b = ii[q], jj[q]
             for k in range(d):
@@ -156,6 +163,7 @@ def retune(s, shrink, radius, new_radius, ratio):
             square += s[k, e] * s[k, e]
         length = np.sqrt(square)
         if length > r:
+            # ||z|| = length - r stays, and the projection becomes as long as the new radius.
             scale = (length - r + new) / length
             shrink[e] = new / (length - r + new + 1e-300)
         else:
@@ -180,6 +188,7 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
     for step in range(steps):
         for k in range(d):
             sums[k] = 0.0
+        # x_i without what all users share, and the sum of these.
         for i in range(n):
             for k in range(d):
                 q[k] = linear[k, i] + sigma * forces[k, i]
@@ -189,6 +198,7 @@ def complete_run(linear, inverses, total, sigma, x, s, shrink, radius, relax, fo
                     value += inverses[i, k, h] * q[h]
                 x[k, i] = value
                 sums[k] += value
+        # sigma S, the same for all users, and what it adds to each.
         for k in range(d):
             shift[k] = 0.0
             for h in range(d):
@@ -225,6 +235,7 @@ def ldl_solve(starts, rows, entries, inverse_diagonal, b):
                 v -= entry * b[row, 1]
             b[c, 0], b[c, 1] = u, v
         return
+    # Forwards with L, then backwards with D and L in one pass.
     for c in range(n):
         for q in range(starts[c] + 1, starts[c + 1]):
             row, entry = rows[q], entries[q]
@@ -327,6 +338,7 @@ def cg_run(linear, hessians, inverses, degrees, starts, neighbours, sigma, x, s,
             for k in range(d):
                 p[i, k] = z[i, k]
         for _ in range(100):
+            # Written so that a NaN ends the loop too.
             if not rz > enough:
                 break
             _apply(hessians, degrees, starts, neighbours, sigma, p, q)
@@ -415,6 +427,7 @@ def wide_pass(x, s, shrink, radius, first, second, relax, forces, measure):
     clear(forces)
     before = np.empty(d if measure else 0, s.dtype)
     primal, moved = 0.0, 0.0
+    # Numbers of the rows' own type, or every product would be made in float64.
     speed = s.dtype.type(relax)
     for e in range(n_edges):
         i, j = first[e], second[e]

@@ -35,6 +35,7 @@ def refresh(data, models, centre, values, gradients, hessians, shift, floor, cur
                 second += 0.5 * step[k] * hessians[i, k, q] * step[q]
         second += 0.5 * shift[i] * square
         size, before = 1.0, values[i]
+        # The quadratic model may be wrong far away: go only as far as the loss falls as it says.
         for _ in range(30):
             for k in range(d):
                 point[k] = centre[i, k] + size * step[k]
@@ -55,6 +56,7 @@ def _stiffest(data, i, d):
     """An upper bound on the Hessian of a user; inf if there is none."""
     if data.steepest == 0.0:
         return np.inf
+    # The trace of a positive semidefinite matrix bounds its largest eigenvalue.
     bound = 0.0
     for k in range(d):
         bound = max(bound, data.ridges[k])
@@ -77,6 +79,7 @@ def bound_error(hessians, gradients, slopes, shift):
                 matrix[k, q] = hessians[i, k, q]
             matrix[k, k] += shift
             right[k] = gradients[i, k] - slopes[i, k]
+        # Where the loss curves less than was assumed, nothing is proved.
         if not factor(matrix, d):
             return np.nan
         substitute(matrix, d, right)
@@ -105,6 +108,7 @@ def complete_system(hessians, shift, centre, gradients, sigma, inverses, share, 
                 matrix[k, q] = own[k, q] = hessians[i, k, q] + (shift[i] if q == k else 0.0)
                 linear[k, i] += own[k, q] * centre[i, q]
             matrix[k, k] += sigma * n
+        # One factor gives all columns of the inverse, which then serve many iterations.
         if not factor(matrix, d):
             return False
         for k in range(d):
@@ -160,6 +164,7 @@ def reduced_system(data, radius, labels, counts, w, gradient, matrix, g, h):
             for p in range(d):
                 square += (w[a, p] - w[b, p]) ** 2
             length, pull = np.sqrt(square), radius * counts[a] * counts[b]
+            # The penalty has no derivative here; groups this close are joined before.
             if length == 0.0:
                 continue
             total += pull * length
@@ -319,8 +324,10 @@ def newton(data, radius, labels, counts, w, step, tol, most):
                 taken = True
                 break
             size *= 0.5
+        # The step was limited but good: trust the model farther next time.
         if taken and size == first < 1.0:
             reach *= 4.0
+        # A kink of the penalty between the groups, not the losses, may be in the way.
         if (size < 1.0 or not taken) and _join_passing(w, step, 2.0 * size, -1.0, parent):
             return 2.0 * size
         if not taken:

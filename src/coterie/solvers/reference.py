@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, MissingExtra, NotConverged
+from coterie.base.errors import InvalidInput, NotConverged, require_extra
 from coterie.base.types import Array
 from coterie.problem.certificates import certify, fusions
 from coterie.problem.problem import Problem
@@ -62,10 +62,8 @@ class Reference:
 
     def run(self, problem: Problem, tol: float, start: Point | None = None,
             progress: Callable[[Record], None] | None = None) -> Point:
-        try:
+        with require_extra("cvxpy", "reference", "The reference solver"):
             import cvxpy as cp
-        except ImportError as error:
-            raise MissingExtra("cvxpy", "reference", "The reference solver") from error
         graph, n, d = problem.graph, problem.n_users, problem.dim
         x = cp.Variable(n * d)
         objective = problem.loss.conic(cp, problem.samples, x)

@@ -37,10 +37,9 @@ from coterie.fitting.fit import fit, fit_source
 from coterie.fitting.judge import Chosen
 from coterie.fitting.kinds import Comparison, choose
 from coterie.fitting.result import Fit
-from coterie.fitting.settings import Settings
+from coterie.fitting.settings import Settings, Work
 from coterie.fitting.sources import FitSource, RowsFitSource
 from coterie.fitting.units import learn_units
-from coterie.fitting.work import Work
 from coterie.groups.partitions import Judge
 from coterie.groups.search import SearchOptions, search, shortest
 from coterie.groups.summaries import Summaries
@@ -292,8 +291,8 @@ def fit_summaries(known: Effective, settings: Settings) -> Fit:
     settings : of the fit; its task, ridge and scaling are those of `known`.
     """
     settings = replace(settings, task="regression", loss="squared", holdout=0.0, standardize=False,
-                       ridge=known.ridge, n_classes=0)
-    units = learn_units(known.users, settings)
+                       ridge=known.ridge, n_classes=0, average="off")
+    units = learn_units(known.users, settings)  # an average would cost budget of its own
     if known.users.n_users < 2:
         return fit(known.users, settings)
 

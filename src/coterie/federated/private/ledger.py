@@ -11,7 +11,8 @@ compose to
 
 A row belongs to one user by one column of users, and to another user by another column. Its owner's
 budget is one: where releases were made of users by several columns, the sum is over the user's own
-releases, and over those of whoever spent most by each other column.
+releases, and over those of whoever spent most by each other column. Names that a copy of the file
+in another format may write differently (1, 1.0, "1" and "01") have one budget.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import math
 import os
 import sqlite3
 import time
+import unicodedata
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -236,13 +238,14 @@ class NodeLedger:
                                       (_text(user),)).fetchone()[0])
 
     def _totals(self) -> dict[str, dict[str, float]]:
-        """The sum of mu^2 of every user, by its name as text, for each column of users."""
+        """The sum of mu^2 of every user, by its name in one form, for each column of users."""
         totals: dict[str, dict[str, float]] = {}
         for user, grouping, square in self._base.execute(
                 "SELECT releases.user, COALESCE(grouping, ''), SUM(mu * mu) FROM releases "
                 "LEFT JOIN groupings ON releases.user = groupings.user AND "
                 "releases.key = groupings.key GROUP BY releases.user, 2 ORDER BY releases.user"):
-            totals.setdefault(grouping, {})[user] = square
+            users, person = totals.setdefault(grouping, {}), _one_form(json.loads(user))
+            users[person] = users.get(person, 0.0) + square
         return totals
 
     def spent(self, user: Any, grouping: str | None = None) -> float:
@@ -254,18 +257,18 @@ class NodeLedger:
         grouping : the column that tells users apart; the one by which the user has spent most if
             None.
         """
-        totals = self._totals()
+        totals, person = self._totals(), _one_form(user)
         most = {by: max(users.values()) for by, users in totals.items()}
-        columns = [by for by in totals if _text(user) in totals[by]] or [""]
-        return max(math.sqrt(totals.get(by, {}).get(_text(user), 0.0)
+        columns = [by for by in totals if person in totals[by]] or [""]
+        return max(math.sqrt(totals.get(by, {}).get(person, 0.0)
                              + sum(square for other, square in most.items() if other != by))
                    for by in (columns if grouping is None else [grouping]))
 
     def spending(self, delta: float) -> dict[Any, float]:
         """The epsilon that every user has spent by noisy releases, at this delta."""
-        names = dict.fromkeys(name for users in self._totals().values() for name in users)
-        return {json.loads(name): epsilon_of(self.spent(json.loads(name)), delta)
-                for name in names}
+        names = [json.loads(name) for name, in self._base.execute(
+            "SELECT DISTINCT user FROM releases ORDER BY user")]
+        return {name: epsilon_of(self.spent(name), delta) for name in names}
 
     def exact_answers(self) -> dict[Any, int]:
         """How many answers without noise left each user; None stands for summaries of all rows.
@@ -359,7 +362,24 @@ class NodeLedger:
                                   "reason, time FROM answers ORDER BY id").fetchall()
         return [LoggedAnswer(*row)._replace(user=json.loads(row[2])) for row in rows]
 
+    def totals(self) -> tuple[int, int, int]:
+        """How many answers left, with how many bytes, and how many questions were refused."""
+        row = self._base.execute("SELECT COALESCE(SUM(reason = ''), 0), COALESCE(SUM(bytes), 0), "
+                                 "COALESCE(SUM(reason != ''), 0) FROM answers").fetchone()
+        return int(row[0]), int(row[1]), int(row[2])
+
 
 def _text(user: Any) -> str:
     """A user's name as text; 1 and "1" are two users."""
     return json.dumps(user)
+
+
+def _one_form(user: Any) -> str:
+    """One text for all ways to write a name."""
+    text = unicodedata.normalize("NFKC", str(user)).strip().casefold()
+    try:
+        number = float(text)
+        return str(int(text) if text.lstrip("+-").isdecimal() else int(number)
+                   if number.is_integer() else number)
+    except (ValueError, OverflowError):
+        return text

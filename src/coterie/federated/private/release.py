@@ -24,6 +24,13 @@ what floating-point noise gives away). Rounding moves a sum of length L by at mo
 more, which the noise is larger by. With a known seed, of experiments, noise is a rounded normal
 number.
 
+What integers cost is counted, too. A discrete Gaussian number with parameter s and a normal one
+with deviation s can be drawn together so that they are within 1, because tails of the first lie
+between those of the second a step before and a step after. So the privacy loss of a release, which
+is linear in the noise, is that of normal noise but for sqrt(L) mu / s at most. At a given delta,
+epsilon grows with mu by at least sqrt(2 / pi) (the hazard rate of a normal number at 0). As s is at
+least 2^20 sqrt(L) times what mu > 1 adds, noise that is larger by 2^-16 covers 100 releases.
+
 A release is made once: asked again, by a retry or by another run, the user repeats the same bytes
 from its ledger (`coterie.federated.private.ledger`), which costs nothing and says nothing of
 whether its rows have changed.
@@ -69,7 +76,8 @@ W0, KAPPA, RHO = 0.6, 1.5, 0.25
 LONGEST = 1.5  # D of CENTRES; a larger one has more noise, and shortens fewer rows
 LOWEST, HIGHEST = -40, 80  # powers of two that ranges tell apart
 _GRID = 2.0**-12  # times tau, of noise with a known seed
-_FINE = 20  # binary digits of a row's part that are kept
+_FINE = 20  # binary digits of a row's part that are kept, and those of sqrt(length) more
+_INTEGERS = 2.0**-16  # more noise, because integers are no normal numbers
 _LENGTHS = (1.0, 0.5, 0.25)  # of centres of classes that are tried
 _NOISES = tuple(4.0**-k for k in range(6))  # s of numbers that are tried, over what is sent
 _SCALES = tuple(4.0**k for k in range(-5, 4))  # t that are tried
@@ -99,10 +107,10 @@ class ReleaseQuestion:
     n_features: int = 0
 
     def __post_init__(self) -> None:
-        q = len(self.centre)
         require(self.stage in (RANGES, CENTRES, SUMMARY) and 0 < self.mu < np.inf,
                 "this is no question for a release", "Install the same version everywhere")
-        require(self.scale.shape == (q,) and np.isfinite(self.centre).all()
+        q = self.centre.size
+        require(self.centre.shape == self.scale.shape == (q,) and np.isfinite(self.centre).all()
                 and (self.scale > 0).all() and np.isfinite(self.scale).all()
                 and 0 <= q - self.n_features <= 1, "centres and scales of a "
                 "release must be finite, and scales positive", "Correct the bounds of the columns")
@@ -145,14 +153,14 @@ class ReleaseQuestion:
     @property
     def grid(self) -> float:
         """What released numbers are multiples of."""
-        digits = _FINE + max(0, math.ceil(math.log2(self.mu)))
+        digits = _FINE + math.ceil(math.log2(max(self.mu, 1.0) * math.sqrt(max(self.length, 1))))
         return float(2.0 ** (math.floor(math.log2(self.sensitivity)) - digits))
 
     @property
     def steps(self) -> int:
         """The parameter of the noise, in steps of the grid; rounded up."""
         most = math.ceil(self.sensitivity / self.grid + 2.0 * math.sqrt(self.length)) + 2
-        return math.ceil(most / self.mu * (1 + 1e-9))
+        return math.ceil(most / self.mu * (1 + _INTEGERS))
 
     def exact(self, users: Users, grid: float = 0.0) -> Array:
         """(n_users, length) the sums, or means, without noise.
@@ -160,20 +168,24 @@ class ReleaseQuestion:
         Parameters
         ----------
         users : their rows.
-        grid : to which the part of every row is rounded; 0 for none.
+        grid : to which the part of every row is rounded, and then the mean; 0 for none. Sums are
+            those of integers, so neither the order of rows nor their number adds an error.
         """
         columns = users.features if users.targets is None or len(
             self.centre) == self.n_features else np.column_stack([users.features, users.targets])
         if columns.shape[1] != len(self.centre):
             raise InvalidInput(f"the release is about {len(self.centre)} columns, and there are "
                                f"{columns.shape[1]}", remedy="Agree on the columns again")
-        totals: Array = np.zeros((users.n_users, self.length))
+        totals: Any = np.zeros((users.n_users, self.length), dtype=np.int64 if grid else float)
         step = max(1, 2_000_000 // self.length)  # rows at a time, so that memory stays small
         for first in range(0, len(columns), step):
             part = slice(first, first + step)
             parts = self._parts(columns[part])
-            np.add.at(totals, users.owner[part], np.rint(parts / grid) * grid if grid else parts)
-        return totals / np.maximum(users.counts, 1)[:, None] if self.per_user else totals
+            np.add.at(totals, users.owner[part],
+                      np.rint(parts / grid).astype(np.int64) if grid else parts)
+        if self.per_user:
+            totals = totals / np.maximum(users.counts, 1)[:, None]
+        return np.asarray(totals * (grid or 1.0))
 
     def _parts(self, columns: Array) -> Array:
         """(n_rows, length) v of each row."""
@@ -204,7 +216,8 @@ class ReleaseQuestion:
         """What leaves: with noise of the operating system, or for experiments of a seed."""
         if experiment is None:
             noise = discrete_normal(exact.size, self.steps).reshape(exact.shape)
-            return np.asarray((np.rint(exact / self.grid) + noise) * self.grid)
+            # An exact sum of integers, and only then a number that is rounded.
+            return np.asarray((np.rint(exact / self.grid).astype(np.int64) + noise) * self.grid)
         drawn = normal(exact.size, experiment).reshape(exact.shape)
         grid = _GRID * self.tau
         return np.asarray(np.round((exact + self.tau * drawn) / grid) * grid)
@@ -289,8 +302,12 @@ def objection_to(make: Callable[[int, ReleaseQuestion], bytes], user: int, query
     """Why a release is not made, or an empty text; where there is none, it is in the ledger."""
     try:
         make(user, question_of(query.arrays, n_features))
-    except (Refused, InvalidInput, IndexError, ValueError) as error:
-        return error.reason if isinstance(error, Refused) else f"it cannot be released: {error}"
+    except Refused as error:
+        return error.reason
+    except InvalidInput as error:
+        return f"it cannot be released: {error}"
+    except (IndexError, TypeError, ValueError):  # whose words may hold shapes of the rows
+        return "it cannot be released: this is no question for a release"
     return ""
 
 

@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.errors import CoterieError
+from coterie.base.storage import square as square
+from coterie.base.storage import triangle as triangle
 from coterie.base.types import Ints
 
 Array = npt.NDArray[Any]
@@ -30,7 +32,7 @@ VERSION = 2
 #: What can be asked; the position in the list is the code in the binary form, so new kinds go to
 #: the end.
 KINDS = ("describe", "local", "expand", "gradient", "prox", "train", "certify", "score", "pdmm",
-         "moments", "join", "facts", "summary", "evidence", "around", "release", "home")
+         "moments", "join", "facts", "summary", "evidence", "around", "release", "home", "average")
 #: Names of fields; likewise.
 FIELDS = ("model", "anchor", "share", "value",
           "gradient", "hessian", "factor", "diagonal", "rank", "centre", "t", "point", "steps",
@@ -245,7 +247,8 @@ SCHEMAS: dict[str, Schema] = {
     "train": Schema({**_MODEL, "steps": "1", "rate": "=1"}, {"point": "d"}),
     # At the end of a fit with the models that users get, and with those to judge.
     "certify": Schema({**_MODEL, "slope": "d", "anchor": "d", "covariance": "=*h", "noise": "*1",
-                       "point": "?d", "fitted": "?d", "alone": "?d", "together": "?d"}, {
+                       "point": "?d", "fitted": "?d", "alone": "?d", "together": "?d",
+                       "settings": "=?m"}, {
         "value": "1", "conjugate": "1", "residual": "1", "size": "1", "rounding": "1",
         "lack": "*d", "scores": "?m", "worse": "?1"}),
     "moments": Schema({}, {"count": "m", "means": "m", "scatter": "m"}),
@@ -258,6 +261,10 @@ SCHEMAS: dict[str, Schema] = {
         "evidence": "m", "gradient": "m"}),
     "around": Schema({"covariance": "=m", "centre": "m"}, {
         "values": "m", "gradient": "m"}),
+    # What an average asks of a part of the rows (see `coterie.fitting.columns`).
+    "average": Schema({"stage": "=1", "rank": "=1", "settings": "=m", "who": "?1", "models": "?m"},
+                      {"count": "?1", "values": "m", "means": "?m", "gradient": "?m",
+                       "hessian": "?m"}),
     "join": Schema({"models": "=*d", "covariance": "=*h", "noise": "=1"}, {"who": "1",
                                                                            "model": "*d"}),
     # A noisy release, and what a user needs to finish its model at home; it answers only that it
@@ -295,7 +302,8 @@ def misfit(message: Message, kind: str, dim: int, side: str = "reply") -> str | 
     rows: dict[str, tuple[int, ...]] = {"1": (), "d": (dim,), "h": (dim * (dim + 1) // 2,),
                                         "s": (6,)}
     for name, form in schema.items():
-        array, absent = message.arrays.get(name), form.startswith(("*", "?")) or form == "=*h"
+        array, absent = message.arrays.get(name), form.startswith(("*", "?")) \
+            or form in ("=*h", "=?m")
         form = form.removeprefix("?")
         if array is None:
             if absent:
@@ -348,21 +356,6 @@ def merge(parts: list[Batch]) -> Batch | None:
         for user, message in part.items():
             pairs.setdefault(user, message)
     return gather(list(pairs.items()))
-
-
-def triangle(matrices: Array) -> Array:
-    """(n, d (d + 1) / 2) the upper triangles of symmetric matrices, row by row."""
-    rows, columns = np.triu_indices(matrices.shape[-1])
-    return np.asarray(matrices[..., rows, columns])
-
-
-def square(triangles: Array, dim: int) -> Array:
-    """(n, d, d) the symmetric matrices of their upper triangles."""
-    out = np.empty((*triangles.shape[:-1], dim, dim))
-    rows, columns = np.triu_indices(dim)
-    out[..., rows, columns] = triangles
-    out[..., columns, rows] = triangles
-    return out
 
 
 def flags(n: int, at: Any) -> npt.NDArray[np.bool_]:

@@ -34,19 +34,51 @@ try:
 except ImportError as error:  # pragma: no cover - depends on what is installed
     raise MissingExtra("cryptography", "flower", "Making keys") from error
 
-_DAYS = 365
+DAYS = 365
 _AUTHORITY = "coterie federation"
+_LONGER = 10  # times as long as the server's certificate, the authority's is valid
+
+
+def make_authority(folder: str | os.PathLike[str], *, days: int = DAYS,
+                   renew: bool = False) -> Path:
+    """Write a certificate authority, unless the folder has one.
+
+    Parameters
+    ----------
+    folder : created if needed.
+    days : for which a server's certificate is valid; the authority's own is for ten times as long.
+    renew : whether to write another certificate of the same key, which also those trust who have
+        the first one.
+
+    Returns
+    -------
+    The certificate.
+    """
+    folder = private_folder(folder)
+    file = folder / "ca.crt"
+    if (folder / "ca.key").exists():
+        key: Any = load_pem_private_key((folder / "ca.key").read_bytes(), None)
+    else:
+        key, renew = ec.generate_private_key(ec.SECP384R1()), True
+        _write_private(folder / "ca.key", key)
+    if renew:
+        usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
+        file.write_bytes(_signed(_AUTHORITY, key, key, [(x509.BasicConstraints(True, None), True),
+                                                        (usage, True)], _LONGER * days))
+    return file
 
 
 def make_certificates(folder: str | os.PathLike[str],
-                      hosts: Iterable[str] = ("localhost", "127.0.0.1")) -> Path:
-    """Write a certificate authority, unless the folder has one, and a server certificate signed by
-    it.
+                      hosts: Iterable[str] = ("localhost", "127.0.0.1"), *, days: int = DAYS,
+                      authority: str | os.PathLike[str] | None = None) -> Path:
+    """Write a server certificate, signed by a certificate authority that is made if needed.
 
     Parameters
     ----------
     folder : created if needed.
     hosts : names and addresses of the server.
+    days : for which the certificate is valid.
+    authority : the folder of the certificate authority, if it is another one.
 
     Returns
     -------
@@ -54,28 +86,38 @@ def make_certificates(folder: str | os.PathLike[str],
 
     Raises
     ------
-    InvalidInput : no host is given.
+    InvalidInput : no host is given, or no day.
     """
-    folder, known = Path(folder), list(hosts)
+    folder, known = private_folder(folder), list(hosts)
     require(known,
             "a certificate needs a host", "Give the name or address the nodes will connect to")
-    private_folder(folder)
-    if (folder / "ca.key").exists():
-        authority_key: Any = load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    else:
-        authority_key = ec.generate_private_key(ec.SECP384R1())
-        usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
-        authority = _signed(_AUTHORITY, authority_key, authority_key,
-                            [(x509.BasicConstraints(True, None), True), (usage, True)])
-        _write_private(folder / "ca.key", authority_key)
-        (folder / "ca.crt").write_bytes(authority)
+    require(1 <= days <= 3650, f"days must be between 1 and 3650, got {days}", "Use 365")
+    trusted = make_authority(folder if authority is None else authority, days=days)
+    authority_key: Any = load_pem_private_key(trusted.with_name("ca.key").read_bytes(), None)
     key = ec.generate_private_key(ec.SECP384R1())
     names = x509.SubjectAlternativeName([_general_name(host) for host in known])
     certificate = _signed(known[0], key, authority_key,
-                          [(names, False), (x509.BasicConstraints(False, None), True)])
+                          [(names, False), (x509.BasicConstraints(False, None), True)], days)
     _write_private(folder / "server.key", key)
     (folder / "server.pem").write_bytes(certificate)
     return folder
+
+
+def days_left(certificate: Path) -> float:
+    """For how many days a certificate is valid."""
+    try:
+        ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"the certificate {certificate} cannot be read: {error}",
+                           remedy="Run `coterie federate provision` again") from error
+    return (ends - datetime.datetime.now(datetime.UTC)).total_seconds() / 86_400
+
+
+def is_for(certificate: Path, hosts: Iterable[str]) -> bool:
+    """Whether a certificate is for exactly these hosts."""
+    extensions = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return set(names) == {_general_name(host) for host in hosts}
 
 
 def make_node_keys(folder: str | os.PathLike[str], names: Iterable[str]) -> list[Path]:
@@ -110,7 +152,8 @@ def make_node_keys(folder: str | os.PathLike[str], names: Iterable[str]) -> list
     return keys
 
 
-def _signed(name: str, key: Any, authority_key: Any, extensions: list[tuple[Any, bool]]) -> bytes:
+def _signed(name: str, key: Any, authority_key: Any, extensions: list[tuple[Any, bool]],
+            days: int) -> bytes:
     """A certificate of this name and key as PEM; extensions with whether they are critical."""
     def common_name(text: str) -> Any:
         return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
@@ -119,8 +162,11 @@ def _signed(name: str, key: Any, authority_key: Any, extensions: list[tuple[Any,
     builder = (x509.CertificateBuilder().subject_name(common_name(name)).issuer_name(
         common_name(_AUTHORITY)).public_key(key.public_key()).serial_number(
             x509.random_serial_number()).not_valid_before(now - datetime.timedelta(
-                minutes=5)).not_valid_after(now + datetime.timedelta(days=_DAYS)))
-    for extension, critical in extensions:
+                minutes=5)).not_valid_after(now + datetime.timedelta(days=days)))
+    identity = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    for extension, critical in [
+            *extensions, (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+            (identity, False)]:
         builder = builder.add_extension(extension, critical)
     return builder.sign(authority_key, hashes.SHA384()).public_bytes(Encoding.PEM)
 

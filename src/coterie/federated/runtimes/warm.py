@@ -125,7 +125,7 @@ def _child(words: list[str]) -> None:
         _start(words[0])
         code = 0
     except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -49,7 +49,8 @@ def simulate_release(noisy: bool) -> Simulation:
     without noise.
     """
     def run(data: Drawn, plan: Plan) -> Trace:
-        questions = questions_for(data.public, _privacy_of(plan), noisy)
+        assert plan.privacy is not None  # checked by `audit`
+        questions = questions_for(data.public, plan.privacy, noisy)
         rng, names = np.random.default_rng([plan.seed, 17]), data.members.names
         sent = _noisy(questions, [question.exact(data.members) for question in questions], rng)
         tables = split_rows(data.members, names)
@@ -82,7 +83,8 @@ def release_bound(data: Drawn, plan: Plan, draws: int = _DRAWS) -> EpsilonBound:
     """A lower bound on the epsilon of the releases of a user, by the row (or the rows) that changes
     them most.
     """
-    privacy = _privacy_of(plan)
+    privacy = plan.privacy
+    assert privacy is not None  # checked by `audit`
     questions, user = questions_for(data.public, privacy), data.members.take([0])
     assert user.targets is not None
     centre, scale = questions[0].centre, questions[0].scale
@@ -134,12 +136,6 @@ def _moments(question: ReleaseQuestion, summary: Array, count: int) -> Sums:
     scatter = gram[1:, 1:] * stretch**2 - count * np.outer(mean, mean)
     scale = question.scale[:p]
     return Sums(count, question.centre[:p] + scale * mean, np.outer(scale, scale) * scatter)
-
-
-def _privacy_of(plan: Plan) -> Privacy:
-    if plan.privacy is None:
-        raise InvalidInput("a release needs a budget", remedy="Give --epsilon and --delta")
-    return plan.privacy
 
 
 class EpsilonBound(NamedTuple):

@@ -154,6 +154,11 @@ def linear(models: Array, note: str = "", concern: str = "") -> CentralFit:
     return CentralFit(decide=decide, models=models, note=note, concern=concern)
 
 
+def without_models(users: Users, decide: Decide, note: str = "") -> CentralFit:
+    """A fit that no numbers of users stand for."""
+    return CentralFit(decide=decide, models=np.empty((users.n_users, 0)), note=note)
+
+
 def rows_by_user(users: Users) -> list[tuple[Array, Array]]:
     """Features and targets of each user."""
     assert users.targets is not None
@@ -181,7 +186,7 @@ def ridge_per_user(users: Users, task: Task, n_classes: int, seed: int) -> Centr
             scores[own] = _log_probabilities(model, rows.features[own], n_classes)
         return _decisions(scores)
 
-    return CentralFit(decide=decide, models=np.empty((users.n_users, 0)))
+    return without_models(users, decide)
 
 
 def one_hot_ridge(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
@@ -204,12 +209,7 @@ def one_hot_ridge(users: Users, task: Task, n_classes: int, seed: int) -> Centra
         columns = sparse.csr_array((np.ones(rows.n_samples), places), (rows.n_samples, n))
         return sparse.hstack([sparse.csr_array(rows.features), columns]).tocsr()
 
-    model = _classifier(table(users), users.targets, seed)
-
-    def decide(rows: Users) -> Array:
-        return _decisions(_log_probabilities(model, table(rows), n_classes))
-
-    return CentralFit(decide=decide, models=np.empty((n, 0)))
+    return _by_classifier(users, table, n_classes, seed)
 
 
 def one_ridge(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
@@ -218,10 +218,16 @@ def one_ridge(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit
     if task == "regression":
         return linear(np.tile(_own_ridge(users.features, users.targets, 0.0),
                               (users.n_users, 1)))
-    model = _classifier(users.features, users.targets, seed)
-    return CentralFit(decide=lambda rows: _decisions(
-        _log_probabilities(model, rows.features, n_classes)),
-        models=np.empty((users.n_users, 0)))
+    return _by_classifier(users, lambda rows: rows.features, n_classes, seed)
+
+
+def _by_classifier(users: Users, table: Callable[[Users], Any], n_classes: int,
+                   seed: int) -> CentralFit:
+    """One logistic regression on a table made of the rows."""
+    assert users.targets is not None
+    model = _classifier(table(users), users.targets, seed)
+    return without_models(users, lambda rows: _decisions(
+        _log_probabilities(model, table(rows), n_classes)))
 
 
 def _own_ridge(X: Array, y: Array, mean: float) -> Array:
@@ -376,9 +382,8 @@ def boosted_trees(users: Users, task: Task, n_classes: int, seed: int) -> Centra
     def decide(rows: Users) -> Array:
         return np.asarray(trees.predict(table(rows), raw_score=True))
 
-    return CentralFit(decide=decide, models=np.empty((users.n_users, 0)),
-                      note=f"{n_trees} trees of {settings['num_leaves']} leaves with at least "
-                           f"{settings['min_data_in_leaf']} rows")
+    return without_models(users, decide, f"{n_trees} trees of {settings['num_leaves']} leaves with "
+                                         f"at least {settings['min_data_in_leaf']} rows")
 
 
 def plain_trees(users: Users, task: Task, n_classes: int, seed: int) -> CentralFit:
@@ -391,8 +396,8 @@ def plain_trees(users: Users, task: Task, n_classes: int, seed: int) -> CentralF
     data = lightgbm.Dataset(np.c_[users.features, users.owner], users.targets,
                             categorical_feature=[users.n_features])
     trees = lightgbm.train(settings, data)
-    return CentralFit(decide=lambda rows: np.asarray(trees.predict(
-        np.c_[rows.features, rows.owner], raw_score=True)), models=np.empty((users.n_users, 0)))
+    return without_models(users, lambda rows: np.asarray(trees.predict(
+        np.c_[rows.features, rows.owner], raw_score=True)))
 
 
 # Established software for users who vary around a centre. Its answer to classes is one probability,
@@ -416,7 +421,7 @@ def anchor(name: str, means: Means, **needs: str) -> Central:
                 return found
             return np.asarray(logit(np.clip(found, _CERTAIN, 1 - _CERTAIN)))
 
-        return CentralFit(decide=decide, models=np.empty((users.n_users, 0)))
+        return without_models(users, decide)
 
     return Central(name=name, method=fit, tasks=("regression", "classification", "counts"),
                    **needs)

@@ -15,7 +15,6 @@ correction.
 
 from __future__ import annotations
 
-import csv
 import platform
 import time
 import warnings
@@ -31,7 +30,6 @@ import numpy.typing as npt
 import coterie
 from coterie.base.errors import CoterieWarning, interruptible
 from coterie.base.labels import labels_of
-from coterie.base.storage import safe_cell
 from coterie.base.types import Array
 from coterie.convex.choice import roc_auc
 from coterie.data.summary import Task
@@ -43,6 +41,7 @@ from coterie.lab.baselines import BASELINES, BUDGET, CENTRAL, IFCA, Baseline, Ce
 from coterie.lab.baselines.base import choose
 from coterie.lab.experiments.federations_data import Benchmark, Parts
 from coterie.output.plots.style import new_figure
+from coterie.output.runs import table
 
 LEVEL = 0.05  # of significance
 WIDE = 100  # for models with more coordinates, methods with many rounds or starts get fewer
@@ -388,30 +387,21 @@ def write(results: list[Result], out: Path, note: str) -> list[Row]:
     out.mkdir(parents=True, exist_ok=True)
     rows = summarise(results)
     exact = [(*r[:3], *(f"{x:.10g}" if isinstance(x, float) else x for x in r[3:])) for r in rows]
-    _write_csv(out / "table.csv", HEADINGS, exact, note)
-    _write_csv(out / "runs.csv",
-               ("set", "split", "method", "mean", "models", "rounds", "numbers sent", "seconds",
-                "settings", "note", "concern"),
-               ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_models,
-                 r.rounds, r.floats, f"{r.seconds:.2f}", repr(r.settings), r.note, r.concern)
-                for r in results), note)
-    _write_csv(out / "users.csv", ("set", "split", "method", "user", "score"),
-               ((r.federation, r.seed, r.method, i, f"{score:.10g}") for r in results
-                for i, score in enumerate(r.scores)), note)
+    runs = ((r.federation, r.seed, r.method, f"{np.nanmean(r.scores):.10g}", r.n_models, r.rounds,
+             r.floats, f"{r.seconds:.2f}", repr(r.settings), r.note, r.concern) for r in results)
+    users = ((r.federation, r.seed, r.method, i, f"{score:.10g}") for r in results
+             for i, score in enumerate(r.scores))
+    for name, headings, cells_of in (
+            ("table", HEADINGS, exact),
+            ("runs", ("set", "split", "method", "mean", "models", "rounds", "numbers sent",
+                      "seconds", "settings", "note", "concern"), runs),
+            ("users", ("set", "split", "method", "user", "score"), users)):
+        (out / f"{name}.csv").write_bytes(f"# {note}\n".encode() + table(headings, cells_of))
     (out / "table.md").write_text(markdown(rows, note), encoding="utf-8")
     for name in dict.fromkeys(r.federation for r in results):
         figure = draw([r for r in results if r.federation == name])
         figure.savefig(out / f"{name.replace(', ', '-').replace(' ', '-')}.png")
     return rows
-
-
-def _write_csv(path: Path, headings: Iterable[str], rows: Iterable[Iterable[Any]],
-               note: str) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(f"# {note}\n")
-        table = csv.writer(file)
-        table.writerow(map(safe_cell, headings))
-        table.writerows(map(safe_cell, row) for row in rows)
 
 
 def draw(results: list[Result]) -> Any:

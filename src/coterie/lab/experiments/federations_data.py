@@ -25,6 +25,7 @@ from coterie.base.labels import group_means
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.moments import Standardizer
 from coterie.data.simulated import load
+from coterie.data.splitting import choose_rows, part_sizes
 from coterie.data.summary import Task
 from coterie.data.users import Users
 from coterie.fitting.units import Units
@@ -93,13 +94,10 @@ class Benchmark:
         """
         if self.masks is not None:
             return np.asarray(self.masks[seed % len(self.masks)])
-        # With row numbers as targets, the rows of the split can be identified.
-        n = self.users.n_samples
-        numbered = replace(self.users, targets=np.arange(n, dtype=float))
-        share: Any = {"test": 0.25} if self.train is None else {"train": self.train}
-        part = numbered.split(**share, seed=seed)
-        assert part.train.targets is not None
-        return np.isin(np.arange(n), part.train.targets)
+        users, test = self.users, 0.25 if self.train is None else None
+        sizes = part_sizes(users.counts, test, 0.0, self.train)
+        chosen = choose_rows(users.owner, users.counts, sizes, None, seed)[0]
+        return np.isin(np.arange(users.n_samples), chosen)
 
     def split(self, seed: int) -> Parts:
         """The rows of one split, with the original features."""

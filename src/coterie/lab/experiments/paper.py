@@ -21,7 +21,7 @@ import numpy as np
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import check_labels
 from coterie.base.types import Array, Flags, Ints
-from coterie.convex.choice import refit
+from coterie.convex.choice import accuracy_of_users, refit
 from coterie.convex.consensus import lam_max
 from coterie.convex.path import solve_path
 from coterie.convex.recovery import recovery_bounds
@@ -332,10 +332,8 @@ def pool(shape: Ellipses, seed: int, users: int, test_points: int, points: int =
 
 def mean_accuracy(models: Array, data: Dataset) -> float:
     """The mean over users of the accuracy of the user's model on the test points of its cluster."""
-    test = data.test
-    assert test is not None
-    correct = LOSS.predict(test.features, models[test.owner]) == test.targets
-    return float((np.add.reduceat(correct, test.offsets[:-1], dtype=float) / test.counts).mean())
+    assert data.test is not None
+    return float(accuracy_of_users(LOSS, models, data.test).mean())
 
 
 def pair_distances(points: Array) -> Array:

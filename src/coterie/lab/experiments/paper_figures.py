@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coterie.base.errors import MissingExtra
+from coterie.base.errors import require_extra
 from coterie.base.labels import labels_of
 from coterie.base.types import Array, Flags, Ints
 from coterie.lab.experiments import paper
@@ -49,19 +49,15 @@ def check() -> None:
 
 
 def _matplotlib() -> type[Figure]:
-    try:
+    with require_extra("matplotlib", "reproduce", "Drawing figures"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "reproduce", "Drawing figures") from error
     return Figure
 
 
 def _plotly() -> tuple[Any, Callable[..., Any]]:
-    try:
+    with require_extra("plotly", "reproduce", "Writing interactive figures"):
         import plotly.graph_objects as go
         from plotly.subplots import make_subplots
-    except ImportError as error:
-        raise MissingExtra("plotly", "reproduce", "Writing interactive figures") from error
     return go, make_subplots
 
 

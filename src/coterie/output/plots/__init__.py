@@ -5,6 +5,7 @@
 A result is a `Fit`, a `Path` or a `Solution`; `View` is the common form of all three.
 """
 
+from coterie.output.plots.along import curves
 from coterie.output.plots.data import View, branches, longest, project, separator_ends
 from coterie.output.plots.figures import (
     clusters,
@@ -17,5 +18,5 @@ from coterie.output.plots.figures import (
     tree,
 )
 
-__all__ = ["View", "branches", "clusters", "coefficients", "gaps", "longest", "model_map",
-           "project", "rounds", "scores", "separator_ends", "separators", "tree"]
+__all__ = ["View", "branches", "clusters", "coefficients", "curves", "gaps", "longest",
+           "model_map", "project", "rounds", "scores", "separator_ends", "separators", "tree"]

@@ -278,7 +278,7 @@ def coefficients(source: Fit | Path | Solution, index: int | None = None, *,
     """
     view = View.of(source, index)
     labels = view.solution.labels
-    which = np.argsort(-np.bincount(labels), kind="stable")[:most]
+    which = np.sort(np.argsort(-np.bincount(labels), kind="stable")[:most])
     names, outputs = view.names(classes)
     rows = [f"{name} ({output})" for name in names for output in outputs] if outputs else names
     table = view.coefficients(view.centres(view.index)[which]).T
@@ -291,7 +291,8 @@ def coefficients(source: Fit | Path | Solution, index: int | None = None, *,
         text = f"{value:.2g}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.0e}"
         axes.text(c, r, text, ha="center", va="center", fontsize=7,
                   color="white" if abs(shade[kept][r, c]) > 0.7 else "black")
-    axes.set_xticks(range(len(which)), [f"{k}\n({np.count_nonzero(labels == k)})" for k in which])
+    axes.set_xticks(range(len(which)), [f"{k + 1}\n({np.count_nonzero(labels == k)})"
+                                        for k in which])
     axes.set_yticks(range(len(kept)), [rows[k][:28] for k in kept])
     style.finish(axes, "group (users)", "",
            "" if len(kept) == len(rows) else f"{len(kept)} of {len(rows)} coefficients")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from coterie.base.errors import InvalidInput, MissingExtra
+from coterie.base.errors import InvalidInput, require_extra
 from coterie.base.labels import many
 from coterie.base.types import Array, Ints
 from coterie.output.plots.data import View, lam_positions
@@ -37,10 +37,8 @@ def new_figure(width: float, height: float, ax: Any = None) -> tuple[Figure, Any
 
 def empty_figure(width: float, height: float, figure: Any = None) -> Figure:
     """An empty figure of this size in inches; or the figure given."""
-    try:
+    with require_extra("matplotlib", "plots", "Drawing figures"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtra("matplotlib", "plots", "Drawing figures") from error
     if figure is None:
         return Figure(figsize=(width, height), layout="constrained", dpi=150)
     if not hasattr(figure, "subplots"):
@@ -101,7 +99,7 @@ def add_legend(axes: Any, looks: list[Look], line: bool = False) -> None:
                     key=lambda k: -looks[k].size)
     alone, rest = sum(look.size == 1 for look in looks), shared[_NAMED:]
     style: dict[str, Any] = {"linewidth": 2.0 * line, "markersize": 0.0 if line else 6.0}
-    handles = [Line2D([], [], color=looks[k].colour, marker=looks[k].shape, label=f"group {k}: "
+    handles = [Line2D([], [], color=looks[k].colour, marker=looks[k].shape, label=f"group {k + 1}: "
                       f"{many(looks[k].size, 'user')}", **style) for k in shared[:_NAMED]]
     if rest:
         handles.append(Line2D([], [], linewidth=0, label=f"and {many(len(rest), 'group')} more"))

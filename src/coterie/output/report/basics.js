@@ -20,7 +20,10 @@ export const shape = (tag, attributes, ...children) => fill(document.createEleme
 
 export const known = (x) => typeof x === "number" && Number.isFinite(x);
 export const integer = (x) => (known(x) ? Math.round(x).toLocaleString("en-US") : "–");
-export const plural = (n, one, many) => `${integer(n)} ${n === 1 ? one : many || one + "s"}`;
+/** The plural of a word, as `plural` in labels.py. */
+export const severally = (word) =>
+  /[^aeiou]y$/.test(word) ? word.replace(/y$/, "ies") : word + (/(s|x|ch|sh)$/.test(word) ? "es" : "s");
+export const plural = (n, one, many) => `${integer(n)} ${n === 1 ? one : many || severally(one)}`;
 export const percent = (x) => `${Math.round(100 * x)}%`;
 
 // Long names lose their middle: those with the same beginning still differ.
@@ -30,6 +33,34 @@ export function trimmed(name, room) {
   const tail = Math.max(1, room - 1 - head);
   if (letters.length <= Math.max(3, room)) return name;
   return `${letters.slice(0, head).join("")}…${letters.slice(-tail).join("")}`;
+}
+
+/** The digits behind the point that the first digit of an error has; or three digits of a number have. */
+export const digitsOf = (error, digits = 1) =>
+  known(error) && error > 0 ? Math.min(8, Math.max(0, digits - 1 - Math.floor(Math.log10(error)))) : 0;
+/** A number and its standard error, both rounded to the first digit of the error. */
+export function withError(x, error) {
+  if (!known(x)) return "–";
+  if (!known(error)) return number(x, 2);
+  const fixed = (value) => value.toFixed(digitsOf(error || x)).replace(/^-(0(\.0*)?)$/, "$1");
+  return `${x > 0 ? "+" : ""}${fixed(x)} ± ${fixed(error)}`;
+}
+
+/** A question mark that opens one sentence. */
+export function help(text) {
+  const sentence = element("span", { class: "explained", text, hidden: true });
+  const button = element("button", {
+    type: "button",
+    class: "help",
+    text: "?",
+    "aria-label": "What does this mean?",
+    "aria-expanded": "false",
+    onclick: () => {
+      sentence.hidden = !sentence.hidden;
+      button.setAttribute("aria-expanded", String(!sentence.hidden));
+    },
+  });
+  return [" ", button, sentence];
 }
 
 export const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
@@ -77,8 +108,10 @@ export function logarithmic(low, high, start, end) {
   return (x) => f(Math.log(x));
 }
 
+const TICKS = 7; // on an axis, at most
+
 export function ticks(low, high, count) {
-  const rough = (high - low || 1) / Math.max(1, count);
+  const rough = (high - low || 1) / Math.min(Math.max(1, count), TICKS - 1);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((m) => m * power >= rough * 0.999);
   const values = [];
@@ -90,16 +123,26 @@ export function ticks(low, high, count) {
 export function logTicks(low, high, count) {
   const decades = Math.log10(high / low);
   const values = [];
-  const every = Math.max(1, Math.ceil(decades / Math.max(1, count)));
+  const step = Math.max(1, Math.ceil(decades / Math.min(TICKS, Math.max(1, count))));
   const factors = decades > count * 0.7 ? [1] : decades > 1.2 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 6, 8];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
-    if (power % every !== 0 && factors.length === 1) continue;
+    if (power % step !== 0 && factors.length === 1) continue;
     for (const factor of factors) {
       const x = Number((factor * 10 ** power).toPrecision(6));
       if (x >= low * 0.999 && x <= high * 1.001) values.push(x);
     }
   }
-  return values.length ? values : [low];
+  const every = Math.ceil(values.length / TICKS);
+  return values.length ? values.filter((_, k) => k % every === 0) : [low];
+}
+
+/** Numbers of an axis with as many digits behind the point as the longest has. */
+function alike(values) {
+  if (values.some((x) => x !== 0 && (Math.abs(x) < 1e-3 || Math.abs(x) >= 1e4))) return number;
+  const digits = Math.max(0, ...values.map((x) => (String(Number(x.toPrecision(7))).split(".")[1] || "").length));
+  const steps = values.map((x, k) => (k ? x - values[k - 1] : null)).filter(known);
+  const even = steps.length > 1 && Math.max(...steps) < 1.01 * Math.min(...steps);
+  return even ? (x) => x.toFixed(digits) : number;
 }
 
 // Labels that would touch an earlier one are left out.
@@ -113,7 +156,7 @@ function spaced(values, scale, text, size = 7) {
   });
 }
 
-export function bottomAxis(scale, values, y, left, right, label, text = number) {
+export function bottomAxis(scale, values, y, left, right, label, text = alike(values)) {
   const group = shape("g", { class: "axis" }, shape("line", { x1: left, x2: right, y1: y, y2: y, class: "rule" }));
   for (const x of spaced(values, scale, text)) {
     group.append(
@@ -125,7 +168,7 @@ export function bottomAxis(scale, values, y, left, right, label, text = number) 
   return group;
 }
 
-export function leftAxis(scale, values, x, right, label, text = number) {
+export function leftAxis(scale, values, x, right, label, text = alike(values)) {
   const group = shape("g", { class: "axis" });
   for (const y of values) {
     group.append(

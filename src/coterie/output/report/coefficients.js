@@ -1,10 +1,10 @@
 // The models of the groups side by side, and how personal each coefficient is.
 
 import {
-  byId, drawing, element, figure, known, number, percent, plural, shape, single, trimmed, unpack, integer,
+  byId, digitsOf, drawing, element, figure, known, number, percent, plural, shape, single, trimmed, unpack, integer,
 } from "./basics.js";
 import {
-  clusters, dimmed, doc, hue, naming, noun, outline, points, separate, sharing, slotOf, state, users, views, word,
+  clusters, dimmed, doc, hue, naming, noun, nouns, outline, points, separate, sharing, slotOf, state, users, views, word,
 } from "./model.js";
 
 const table = doc.coefficients
@@ -15,8 +15,8 @@ const table = doc.coefficients
     }
   : null;
 const FEW = 24;
-/** What is shown of the table; raw: in the units of the table. */
-const view = { output: 0, all: false, everyGroup: false, sorted: false, raw: !table || !table.standardized };
+/** What is shown of the table; standard: of standardised columns, not in the units of the table. */
+const view = { output: 0, all: false, everyGroup: false, sorted: false, standard: false };
 
 /** The numbers of the groups shown now. */
 function shownGroups() {
@@ -24,13 +24,13 @@ function shownGroups() {
   return view.everyGroup ? which : which.slice(0, FEW);
 }
 
-function coefficientRow(at, position) {
+function coefficientRow(at, position, standard = view.standard) {
   const names = table.names,
     outputs = table.outputs ? table.outputs.length : 1;
   let row = position;
   for (let k = 0; k < at; k += 1) row += table.which[k].length;
   const start = row * names.length * outputs;
-  const { values } = view.raw ? table.clusters : table.standardized;
+  const { values } = standard ? table.standardized : table.clusters;
   return names.map((_, j) => values[start + j * outputs + view.output]);
 }
 
@@ -51,7 +51,8 @@ function nameColumn(names, width) {
 }
 
 /** A group of several, or the only member of one. */
-const title = (k, members) => (members.length === 1 ? users[members[0]] : naming(k));
+const title = (k, members) =>
+  members.length === 1 ? users[members[0]] : members.length === users.length ? `all ${nouns}` : naming(k);
 
 function drawCoefficients(width) {
   const which = shownGroups();
@@ -60,9 +61,22 @@ function drawCoefficients(width) {
   const size = (j) => rows.reduce((most, row) => (known(row[j]) ? Math.max(most, Math.abs(row[j])) : most), 0);
   const spread = (j) => Math.max(...rows.map((row) => row[j])) - Math.min(...rows.map((row) => row[j]));
   // In their own units, differences are compared with the size of the coefficient.
-  const difference = (j) => (view.raw ? spread(j) / (size(j) || 1) : spread(j));
+  const difference = (j) => (!view.standard ? spread(j) / (size(j) || 1) : spread(j));
+  // A model without another to compare with: how much each column weighs.
+  const lone = which.length === 1 && table.standardized ? coefficientRow(state.at, 0, true) : null;
+  const largest = lone ? Math.max(...lone.slice(0, -1).map(Math.abs)) || 1 : 1;
+  const length = (j, value) =>
+    lone ? Math.min(1, Math.abs(lone[j]) / largest) * Math.sign(value) : value / (view.standard ? most : size(j) || 1);
   if (view.sorted) order.sort((a, b) => difference(b) - difference(a) || a - b);
   if (!view.all) order = order.slice(0, FEW);
+  // The digits of a row are those that its error, or else three digits of its largest number need.
+  const told = (j, value) => {
+    const large = size(j),
+      error = view.standard ? null : (table.errors || {})[table.names[j]];
+    if (large < 1e-4 || large >= 1e5) return number(value, 3);
+    const digits = known(error) && error > 0 ? digitsOf(error) : digitsOf(large, 3);
+    return value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  };
   const names = nameColumn(order.map((j) => table.names[j]), width);
   const { left } = names;
   // Columns are wrapped, or on a phone, where many would make a very long page, scrolled below the names.
@@ -76,7 +90,7 @@ function drawCoefficients(width) {
     bands = Math.max(1, Math.ceil(which.length / Math.max(1, perBand))),
     height = band * bands;
   const most = Math.max(...order.map(size), 0) || 1;
-  const chart = drawing(full, height, `Coefficients of the ${word}s at this lam`);
+  const chart = drawing(full, height, `Coefficients of the ${word}s at this pull`);
   const fixed = shape("g", { class: "fixed" });
   if (scrolled) fixed.append(shape("rect", { x: 0, y: 0, width: left - 6, height, class: "cover" }));
   for (let b = 0; b < bands; b += 1) {
@@ -116,9 +130,9 @@ function drawCoefficients(width) {
     order.forEach((j, i) => {
       // What is left of a zero by rounding is shown as zero.
       const exact = rows[position][j],
-        value = Math.abs(exact) < (view.raw ? 0 : 1e-12 * most) ? 0 : exact;
+        value = Math.abs(exact) < (!view.standard ? 0 : 1e-12 * most) ? 0 : exact;
       if (!Number.isFinite(value)) return;
-      const long = (value / (view.raw ? size(j) || 1 : most)) * bar,
+      const long = length(j, value) * bar,
         y = start + tall * i;
       column.append(
         shape("rect", {
@@ -129,7 +143,7 @@ function drawCoefficients(width) {
           rx: 1.5,
           class: `bar ${hue(slot)}`,
         }),
-        shape("text", { x: x + step - 6, y: y + 15, "text-anchor": "end", class: "value", text: number(value, 3) }),
+        shape("text", { x: x + step - 6, y: y + 15, "text-anchor": "end", class: "value", text: told(j, value) }),
       );
     });
     chart.append(column);
@@ -138,23 +152,30 @@ function drawCoefficients(width) {
   return chart;
 }
 
+const CHANGED = { classification: " in log odds", counts: " in the logarithm of the mean" };
+
 function coefficientsLead() {
   const shown = shownGroups().length,
     all = (points[state.at] || {}).n_clusters;
   const centres = sharing.startsWith("personal");
   const clustering = doc.task === "clustering";
-  const what = separate(all) ? `models of ${noun}s` : centres ? `centres of ${word}s` : `${word}s`;
+  const what = separate(all) ? `models of ${nouns}` : centres ? `centres of ${word}s` : `${word}s`;
   const which =
     all === 1
       ? users.length === 1
         ? `The model of the ${noun}`
-        : `The ${centres ? "centre" : "model"} that all ${noun}s share at this lam`
+        : `The ${centres ? "centre" : "model"} that all ${nouns} share at this pull`
       : known(all) && shown < all
         ? `The first ${integer(shown)} of ${integer(all)} ${what} at this lam, by size`
-        : `All ${what} at this lam`;
-  return view.raw
-    ? `${which}, in the units of the table: every row has a scale of its own.`
-    : `${which}, for standardised features: all bars are on one scale. ` +
+        : `All ${what} at this pull`;
+  const averaged = doc.curves ? " These are of the one kind that was chosen; an average predicts." : "";
+  return !view.standard
+    ? `${which}, in the units of the table${doc.task === "clustering" ? "" : ": what one more unit changes"}${CHANGED[doc.task] || ""}. ` +
+        (table.which[state.at].length === 1 && table.standardized
+          ? "Bars: how much the columns weigh, as standard deviations."
+          : "Every row has a scale of its own.") +
+        averaged
+    : `${which}, for standardised columns: all bars are on one scale. ` +
         (clustering
           ? "A coordinate is a distance from the mean of all points, in standard deviations of its feature."
           : "A coefficient is the effect of one standard deviation of its feature" +
@@ -176,7 +197,7 @@ export function setUpCoefficients() {
       count === 1
         ? users.length === 1
           ? `The ${noun}'s model`
-          : `The ${sharing.startsWith("personal") ? "centre" : "model"} that all ${noun}s share`
+          : `The ${sharing.startsWith("personal") ? "centre" : "model"} that all ${nouns} share`
         : `The ${separate(count) ? noun : word}s' ${doc.task === "clustering" ? "centres" : "models"} side by side`;
     byId("coefficients-lead").textContent = coefficientsLead();
   };
@@ -206,7 +227,7 @@ export function setUpCoefficients() {
     });
     tools.append(element("label", {}, box, ` ${text}`));
   };
-  if (table.standardized) toggle("raw-units", "In the units of the table", "raw");
+  if (table.standardized) toggle("standard-units", "Standardised, on one scale", "standard");
   const most = Math.max(...table.which.map((which) => which.length));
   if (most > 1) toggle("sort-coefficients", "Largest differences first", "sorted");
   if (table.names.length > FEW) toggle("all-coefficients", `All ${integer(table.names.length)} coefficients`, "all");
@@ -214,7 +235,7 @@ export function setUpCoefficients() {
   body.append(tools);
   holder = figure(body, {
     name: "coefficients",
-    title: "Coefficients",
+    title: doc.task === "clustering" ? "Centres" : "Coefficients",
     draw: drawCoefficients,
     rows: () => {
       const which = table.which[state.at] || [],

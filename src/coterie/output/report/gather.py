@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 
 from coterie.base.errors import CoterieError, InvalidInput
-from coterie.base.labels import many
+from coterie.base.labels import many, plural
 from coterie.base.storage import json_ready
 from coterie.base.types import Ints
 from coterie.convex.path import Path
 from coterie.convex.recovery import recovery_bounds
 from coterie.data.users import Users
 from coterie.fitting.result import Fit
-from coterie.fitting.scores import Scores, mean_and_error
+from coterie.fitting.scores import INTERVAL, Scores, mean_and_error
 from coterie.losses.derived import Remote
 from coterie.output.plots import View, project
+from coterie.output.plots.along import curves_of
+from coterie.output.report.effects import errors_of, noun_of
 from coterie.output.report.headline import headline, loss_words, settings_sentence, title_of
 from coterie.problem.account import Account
 from coterie.problem.graph import Graph
@@ -28,6 +31,7 @@ from coterie.problem.solution import Solution
 # Most groups whose coefficients are shown: at the chosen lam, at others, of wide models.
 _CLUSTERS = (200, 24, 12)
 _NUMBERS = 200_000  # most coefficients at lams that are not chosen; above it models are wide
+_NAMED = 4  # columns that are named below the title
 _SAMPLES = 3000  # most samples drawn under separating lines
 _BOUNDED = (2000, 100)  # most users and groups for which recovery bounds are computed
 
@@ -103,12 +107,18 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
     private = account is not None and account.privacy is not None
     rows = (f"{many(int(users.sizes.sum()), 'row')}, " if isinstance(users, Users) and not private
             else "")
-    noun = source.noun if isinstance(source, Fit) else "user"
+    noun = noun_of(source) if isinstance(source, Fit) else "user"
+    file = source.table.data if isinstance(source, Fit) and source.table is not None else ""
+    listed = ", ".join(features[:_NAMED]) + ", ..." * bool(len(features) > _NAMED)
     return {
-        "headline": headline(source, full.solution.labels, full.task, noun), "noun": noun,
+        "headline": headline(source, full.solution.labels, full.task), "noun": noun,
+        "nouns": plural(noun),
         "warnings": list(source.warnings) if isinstance(source, Fit) else [],
-        "subtitle": f"{many(users.n_users, noun)}, {rows}{many(len(features), 'feature')}; "
-                    f"loss: {loss_words(full.loss)}",
+        "subtitle": f"{f'{FilePath(file).name}: ' if file else ''}{many(users.n_users, noun)}, "
+                    f"{rows}{many(len(features), 'column')} ({listed})",
+        "loss": loss_words(full.loss),
+        "curves": _curves(source, keep) if isinstance(source, Fit) else None,
+        "checks": _checks(source.scores, keep) if isinstance(source, Fit) else None,
         "task": view.task,
         "users": [str(users.names[k]) for k in keep],
         "counts": users.sizes[keep].tolist() if isinstance(users, Users) and not private else None,
@@ -119,7 +129,8 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
         # What a federated fit has as rows are not the users' own.
         "map": None if users.n_users == 1 else _map(
             view, samples=account is None or not isinstance(source, Fit)),
-        "coefficients": _coefficients(full, view, keep, classes),
+        "coefficients": _coefficients(full, view, keep, classes) | {
+            "errors": json_ready(errors_of(source)) if isinstance(source, Fit) else {}},
         "scores": _scores(source, full, keep),
         # Weights inside groups only prove nothing about these groups.
         "bounds": None if isinstance(source, Fit) and source.by_summaries else _bounds(full),
@@ -128,6 +139,31 @@ def _results(source: Fit | Path | Solution, full: View, keep: Ints,
         "federated": None if account is None else _federated(source, account, keep),
         "privacy": _privacy(account.privacy.statement()) if account and private else None,
     }
+
+
+def _curves(fit: Fit, keep: Ints) -> dict[str, Any] | None:
+    """How predictions change along each column."""
+    curves = curves_of(fit)
+    if curves is None:
+        return None
+    positions = {int(user): k for k, user in enumerate(keep)}
+    return {"target": curves.target, "shown": [positions.get(int(k), -1) for k in curves.shown],
+            "columns": json_ready([{name: value.tolist() if isinstance(value, np.ndarray) else value
+                                    for name, value in curve._asdict().items()}
+                                   for curve in curves.columns])}
+
+
+def _checks(scores: Scores | None, keep: Ints) -> dict[str, Any] | None:
+    """How often intervals hold the target, user by user, and whether probabilities are as large as
+    shares.
+    """
+    if scores is None or not (len(scores.covered) or len(scores.reliability)):
+        return None
+    covered = scores.covered
+    return {"level": INTERVAL, "users": json_ready(covered[keep]) if len(covered) else None,
+            "mean": json_ready(np.nanmean(covered)) if len(covered) else None,
+            "median": json_ready(np.nanmedian(covered)) if len(covered) else None,
+            "reliability": json_ready(scores.reliability) if len(scores.reliability) else None}
 
 
 def _groups(fit: Fit, keep: Ints) -> dict[str, Any]:
@@ -222,6 +258,8 @@ def _coefficients(full: View, view: View, keep: Ints,
     for k, s in enumerate(view.path.solutions):
         most = _CLUSTERS[0] if k == full.index else _CLUSTERS[1] if few else _CLUSTERS[2]
         largest = np.argsort(-np.bincount(s.labels), kind="stable")[:most]
+        if len(largest) <= _CLUSTERS[1]:
+            largest = np.sort(largest)  # few are shown in the order of their numbers
         members = keep[np.unique(s.labels, return_index=True)[1][largest]]
         models = full.centres(k)[full.path[k].labels[members]]
         which.append(largest.tolist())
@@ -258,10 +296,7 @@ def _scores(source: Fit | Path | Solution, view: View, keep: Ints) -> dict[str, 
         scores = source.scores
         rows = aligned(scores, len(source.path), source.chosen)[:len(view.path)]
         points = np.where(rows[:, None] >= 0, scores.points[rows][:, keep], np.nan)
-        groups = ("no groups" if scores.n_clusters == len(scores.fitted) > 1
-                  else many(scores.n_clusters, "group"))
-        note = (f"On {many(scores.n_rows, 'row')} held out, with models fitted without these rows "
-                f"({groups}).")
+        note = f"On {many(scores.n_rows, 'row')} held out, with models fitted without these rows."
         if (rows < 0).any():
             note += " Computed at the chosen lam only."
         alone, together = (json_ready(some[keep]) for some in (scores.alone, scores.together))

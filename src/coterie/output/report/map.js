@@ -4,7 +4,7 @@ import {
   bottomAxis, byId, drawing, element, explain, figure, leftAxis, linear, mean, roving, shape, single, ticks, unpack,
 } from "./basics.js";
 import {
-  clusters, describe, dimmed, doc, hue, labelOf, labels, lams, naming, noun, outline, select, sharing, slotOf, state,
+  clusters, describe, dimmed, doc, hue, labelOf, labels, lams, naming, noun, nouns, outline, select, sharing, slotOf, state,
   users, word,
 } from "./model.js";
 
@@ -172,7 +172,7 @@ function drawDots(chart, scale, flat, [left, top, right, bottom]) {
             })
           : null,
       ),
-      () => (own ? [`user ${users[members[0]]}`, naming(k)] : describe(k, members)),
+      () => (own ? [`${noun} ${users[members[0]]}`, naming(k)] : describe(k, members)),
     );
     if (members.length < 2 || named.length > 11) continue;
     // The name goes below the dot or above it, where there is room, or nowhere.
@@ -343,8 +343,8 @@ export function setUpMap() {
       "A number on a line: how many users share it."
     : own
       ? `One dot for each user's model, in the colour and shape of its ${word}.`
-      : `One dot for each model. ${noun === "point" ? "Points" : "Users"} that share a model are one larger dot with their number in it; ` +
-        `hollow dots are ${noun}s with a model of their own.`;
+      : `One dot for each model. ${nouns[0].toUpperCase()}${nouns.slice(1)} that share a model are one larger dot with their number in it; ` +
+        `hollow dots are ${nouns} with a model of their own.`;
   const body = section.querySelector(".body");
   const ways =
     users.length <= 300 && lams.length > 1 ? "Thin lines: paths of the models from the smallest lam to this one." : "";
@@ -354,10 +354,10 @@ export function setUpMap() {
     draw: drawMap,
     note: [lines ? "Rings and crosses are the two classes." : ways, plan.note].filter(Boolean).join(" "),
     rows: () => [
-      ["user", "cluster", ...(lines ? ["w1", "w2", "b"] : [plan.xlabel || "x", plan.ylabel || "y"])],
+      [noun, "group", ...(lines ? ["w1", "w2", "b"] : [plan.xlabel || "x", plan.ylabel || "y"])],
       ...users.map((name, user) => [
         name,
-        labelOf(user),
+        labelOf(user) + 1,
         ...Array.from({ length: lines ? 3 : 2 }, (_, axis) => single(model(user, state.at, axis))),
       ]),
     ],

@@ -1,7 +1,7 @@
 // The document, what is shown of it now, and the clusters at each lam with colours that follow them along the path.
 
 import {
-  byId, hideTip, known, logarithmic, logTicks, mean, number, plural, shape, single, unpack, integer,
+  byId, hideTip, known, logarithmic, logTicks, mean, number, plural, severally, shape, single, unpack, integer,
 } from "./basics.js";
 
 export const doc = JSON.parse(byId("document").textContent);
@@ -22,6 +22,7 @@ export const word = "group";
 export const sharing = (doc.groups && doc.groups.kind) || "";
 /** What a row of the table of users is: a user, or a point. */
 export const noun = doc.noun || "user";
+export const nouns = doc.nouns || severally(noun);
 export const everyone = doc.reduced ? doc.reduced.users : users.length;
 /** Whether users share nothing, and "3 groups" or what there is instead. */
 export const separate = (count) => count === everyone && everyone > 1;
@@ -128,7 +129,8 @@ export function glyph(slot, size = 12) {
     shape("path", { d: outline(slot, slot === undefined ? 4 : 5.4), class: `mark ${hue(slot)}` }),
   );
 }
-export const naming = (k) => `${word} ${k}`;
+/** Groups are numbered from 1, in the order of the labels, which begin at 0. */
+export const naming = (k) => `${word} ${k + 1}`;
 
 /** Lines of the tooltip of some users that share a model. */
 export function describe(k, members) {
@@ -138,7 +140,7 @@ export function describe(k, members) {
     .join(", ");
   const values = members.map((user) => scoreOf("points", user)).filter(known);
   const score = values.length ? `${scores.metric} ${number(mean(values))}${values.length > 1 ? " on average" : ""}` : "";
-  if (members.length === 1) return [`user ${users[members[0]]}`, `alone (${naming(k)})`, score];
+  if (members.length === 1) return [`${noun} ${users[members[0]]}`, `alone (${naming(k)})`, score];
   const more = members.length > 6 ? ` and ${integer(members.length - 6)} more` : "";
   return [`${naming(k)}: ${plural(members.length, noun)}`, names + more, score];
 }

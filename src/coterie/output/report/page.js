@@ -1,15 +1,57 @@
 // The header, the control and the start.
 
-import { byId, element, known, measure, number, plural, redrawAll, integer } from "./basics.js";
+import { byId, element, help, known, measure, number, plural, redrawAll, integer } from "./basics.js";
 import {
-  chosen, counted, doc, everyone, lams, move, noun, points, select, separate, sharing, show, state, views, word,
+  chosen, counted, doc, everyone, glyph, lams, move, noun, nouns, points, select, separate, sharing, show, slotOf, state,
+  views, word,
 } from "./model.js";
 import { setUpPath } from "./path.js";
 import { setUpMap } from "./map.js";
 import { setUpScores, setUpTable } from "./people.js";
 import { setUpCoefficients, setUpShares } from "./coefficients.js";
-import { setUpEvidence, setUpStability } from "./evidence.js";
+import { setUpCurves } from "./curves.js";
+import { setUpChecks, setUpEvidence, setUpStability } from "./evidence.js";
 import { setUpAbout, setUpCertificate, setUpFederated, setUpPrivacy } from "./proof.js";
+
+/** What the words of the first screen mean: each question mark opens one sentence. */
+const MEANING = {
+  answer: `The ${nouns} of a ${word} share exactly the same model, or the same centre of their models.`,
+  who:
+    "Typical: what is predicted where all columns have their mean. Others: the mean of the other groups. " +
+    "A coefficient says what one more unit changes while all else stays.",
+  better:
+    `Some rows of every ${noun} were kept out of the fit, and errors are compared on them. A gain of less than two ` +
+    "standard errors can be chance.",
+  sure: doc.groups && doc.groups.stability
+    ? `Other rows of the same ${nouns} are drawn at random, to see who would be in another ${word}.`
+    : "Kinds of models are compared by the error that is expected on rows that they have not seen.",
+  average: "Each part was learned without the rows that judge it; the weights are those that predict such rows best.",
+  badge:
+    "A proof that does not depend on the solver: no other models solve the stated problem better by more than the gap. " +
+    `It does not prove that the ${word}s are right.`,
+};
+
+function setUpWho(said) {
+  const list = byId("who");
+  for (const each of said.groups || []) {
+    const k = each.number - 1;
+    list.append(
+      element(
+        "li",
+        {},
+        glyph(slotOf(k, chosen), 16),
+        element("b", { text: `Group ${each.number}, ${plural(each.users, noun)}` }),
+        element("span", { class: "names", text: each.names }),
+        element("span", { class: "differs", text: each.differs }),
+      ),
+    );
+  }
+  const rest = (points[chosen] || {}).n_clusters - (said.groups || []).length;
+  if (list.children.length) {
+    if (rest > 0) list.append(element("li", { class: "rest", text: `and ${plural(rest, word)} more` }));
+    list.append(element("li", { class: "rest" }, "What the numbers mean", ...help(MEANING.who)));
+  } else list.hidden = true;
+}
 
 function setUpHeader() {
   const point = points[chosen] || {},
@@ -18,12 +60,21 @@ function setUpHeader() {
   const what = counted(point.n_clusters);
   const counts =
     lams.length && known(point.n_clusters)
-      ? `${what[0].toUpperCase()}${what.slice(1)} among ${plural(everyone, noun)} at penalty strength ${number(lams[chosen])}.`
+      ? `${what[0].toUpperCase()}${what.slice(1)} among ${plural(everyone, noun)}.`
       : plural(everyone, noun) + ".";
-  byId("answer").textContent = unstable + [said.found || counts, said.better].filter(Boolean).join(" ");
-  for (const id of ["helps", "sure"]) {
-    byId(id).querySelector("dd").textContent = said[id] || "";
-    byId(id).hidden = !said[id];
+  byId("answer").textContent = unstable + (said.found || counts);
+  setUpWho(said);
+  for (const id of ["shared", "better", "sure", "average"]) {
+    const text = said[id] || "";
+    byId(id).querySelector("dd").append(text, ...(text && MEANING[id] ? help(MEANING[id]) : []));
+    byId(id).hidden = !text;
+  }
+  for (const [id, name, text] of [
+    ["private", "Private", said.private],
+    ["missing", "Not everybody", said.aside],
+  ]) {
+    byId(id).append(element("strong", { text: `${name}: ` }), text || "");
+    byId(id).hidden = !text;
   }
   byId("warnings").append(
     ...(doc.warnings || []).map((text) => element("p", {}, element("strong", { text: "Warning: " }), text)),
@@ -31,9 +82,10 @@ function setUpHeader() {
   byId("warnings").hidden = !(doc.warnings || []).length;
   const sure = known(point.gap);
   const of = doc.privacy ? " for the released statistics" : "";
-  byId("badge").textContent = sure ? `Optimum certified${of}, gap ${number(point.gap, 2)}` : "Optimum not certified";
+  byId("badge").textContent = sure ? `Computation certified${of}` : "Computation not certified";
+  byId("badge").after(...help(MEANING.badge));
   byId("badge").classList.toggle("open", !sure);
-  byId("badge").hidden = byId("certificate").hidden;
+  byId("badge").parentElement.hidden = byId("certificate").hidden;
   byId("subtitle").textContent = doc.subtitle || "";
   byId("reduced").textContent = doc.reduced
     ? `This page shows ${integer(doc.reduced.shown)} of ${integer(doc.reduced.users)} users; ` +
@@ -41,14 +93,16 @@ function setUpHeader() {
     : "";
   for (const id of ["subtitle", "reduced"]) byId(id).hidden = !byId(id).textContent;
   const names = {
+    curves: "Curves",
+    coefficients: "Models",
     evidence: "Evidence",
     stability: "Stability",
+    checks: doc.checks && doc.checks.reliability ? "Probabilities" : "Intervals",
     personal: "Personal",
     path: "Path",
     map: "Map",
     scores: "Scores",
-    users: "Users",
-    coefficients: "Models",
+    users: nouns[0].toUpperCase() + nouns.slice(1),
     certificate: "Certificate",
     privacy: "Privacy",
     federated: "Federation",
@@ -133,8 +187,10 @@ function setUpControl() {
 for (const setUp of [
   setUpTheme,
   setUpControl,
+  setUpCurves,
   setUpEvidence,
   setUpStability,
+  setUpChecks,
   setUpShares,
   setUpPath,
   setUpMap,

@@ -23,8 +23,8 @@ import numpy as np
 from coterie.base.storage import json_ready, write_atomically
 
 #: The script's parts in the order in which they run.
-SCRIPTS = ("basics.js", "model.js", "path.js", "map.js", "people.js", "coefficients.js",
-           "evidence.js", "proof.js", "page.js")
+SCRIPTS = ("basics.js", "model.js", "path.js", "map.js", "people.js", "curves.js",
+           "coefficients.js", "evidence.js", "proof.js", "page.js")
 #: The parts are modules, so that a linter sees which names each one needs; as one script they need
 #: no import or export.
 _MODULE = re.compile(r"^import [^;]*;\n|^export (?=\w)", re.M)
@@ -91,7 +91,7 @@ def write(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
     'report.html'
     """
     path = Path(path)
-    write_atomically(path, render(document).encode("utf-8", "replace"))
+    write_atomically(path, render(document).encode("utf-8", "replace"), shared=True)
     return path
 
 

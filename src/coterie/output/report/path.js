@@ -5,7 +5,7 @@ import {
   number, plural, redrawAll, roving, shape, ticks, trimmed, integer,
 } from "./basics.js";
 import {
-  chosen, counted, dimmed, doc, hue, labelOf, labels, lamAxis, lams, move, noun, points, select, separate, slotOf,
+  chosen, counted, dimmed, doc, hue, labelOf, labels, lamAxis, lams, move, noun, nouns, points, select, separate, slotOf,
   state, users, views, word,
 } from "./model.js";
 
@@ -73,7 +73,7 @@ function drawSteps(width) {
   }
   chart.append(
     leftAxis(scale, spacedDown(values, scale), left, right, `${word}s`, integer),
-    bottomAxis(axis.scale, axis.ticks, bottom, left, right, "lam"),
+    bottomAxis(axis.scale, axis.ticks, bottom, left, right, "pull (lam)"),
     nowLines(axis, top, bottom, true),
   );
   let line = "";
@@ -212,7 +212,7 @@ function leafRoom(width, named) {
 function drawTree(width) {
   const rowHeight = tree.leaves <= 62 ? 15 : Math.max(3, 620 / tree.leaves),
     named = !tree.collapsed && rowHeight >= 13;
-  const top = 8,
+  const top = 20,
     bottom = top + Math.max(60, tree.leaves * rowHeight),
     height = bottom + 38;
   const right = sides(width)[1],
@@ -233,7 +233,16 @@ function drawTree(width) {
       ),
     );
   }
-  chart.append(bottomAxis(axis.scale, axis.ticks, bottom, left, right, "lam"), nowLines(axis, top, bottom, false));
+  chart.append(bottomAxis(axis.scale, axis.ticks, bottom, left, right, "pull (lam)"), nowLines(axis, top, bottom, false));
+  chart.append(
+    shape("text", {
+      x: Math.min(now + 5, right),
+      y: 11,
+      "text-anchor": now > right - 130 ? "end" : "start",
+      class: "cut",
+      text: state.at === chosen ? `chosen cut: ${counted((points[chosen] || {}).n_clusters)}` : "cut",
+    }),
+  );
   const lines = new Map();
   const draw = (key, text) => lines.set(key, (lines.get(key) || "") + text);
   for (const node of tree.order) {
@@ -326,26 +335,6 @@ export function setUpPath() {
     return;
   }
   const body = section.querySelector(".body");
-  if (points.length) {
-    figure(body, {
-      name: "path",
-      title: `Number of ${word}s against lam`,
-      draw: drawSteps,
-      note: stepsNote(),
-      rows: () => [
-        ["lam", "clusters", "objective", "bound", "gap", "status", "chosen"],
-        ...points.map((p, k) => [
-          lams[k],
-          p.n_clusters,
-          p.objective,
-          p.bound,
-          p.gap,
-          p.status,
-          k === chosen ? "yes" : "",
-        ]),
-      ],
-    });
-  }
   if (tree && labels) {
     // A tree whose users end as one group, or none, says little: it is drawn where it is asked for.
     const count = (points[chosen] || {}).n_clusters;
@@ -362,12 +351,32 @@ export function setUpPath() {
       draw: drawTree,
       note:
         (tree.collapsed
-          ? `Numbers: ${noun}s that already share a model at the left end.`
+          ? `Numbers: ${nouns} that already share a model at the left end.`
           : `Each line is a ${noun}, read from left to right; lines join where models become equal.`) +
-        ` Press a node to select its ${noun}s.`,
+        ` Press a node to select its ${nouns}.`,
       rows: () => [
-        ["node", "first", "second", "lam", "users"],
+        ["node", "first", "second", "lam", nouns],
         ...tree.rows.map((row, k) => [tree.n + k, ...row.slice(0, 4)]),
+      ],
+    });
+  }
+  if (points.length) {
+    figure(body, {
+      name: "path",
+      title: `Number of ${word}s, the harder the pull`,
+      draw: drawSteps,
+      note: stepsNote(),
+      rows: () => [
+        ["lam", "groups", "objective", "bound", "gap", "status", "chosen"],
+        ...points.map((p, k) => [
+          lams[k],
+          p.n_clusters,
+          p.objective,
+          p.bound,
+          p.gap,
+          p.status,
+          k === chosen ? "yes" : "",
+        ]),
       ],
     });
   }
@@ -375,9 +384,9 @@ export function setUpPath() {
     const count = (points[state.at] || {}).n_clusters;
     byId("path-lead").textContent =
       (doc.groups && doc.groups.proposed
-        ? `A larger penalty strength lam merges ${noun}s. Its weights know nothing of ${word}s: this path proposed ` +
-          `${word}s, which were improved and compared. At the ring are those that were chosen. `
-        : `A larger penalty strength lam merges ${noun}s, until all share one model. `) +
+        ? `The harder ${nouns} are pulled together, the more of them share a model. Who is pulled to whom knows nothing of ` +
+          `${word}s: this tree proposed them, and they were then improved and compared. The line is the chosen cut. `
+        : `The harder ${nouns} are pulled together, the more of them share a model. `) +
       `At lam = ${number(lams[state.at])} ` +
       (separate(count)
         ? `every ${noun} has a model of its own.`

@@ -1,11 +1,11 @@
 // The users one by one, and their scores together.
 
 import {
-  bottomAxis, byId, drawing, element, figure, known, linear, mean, number, percent, plural, saveCsv, shape, ticks,
+  bottomAxis, byId, digitsOf, drawing, element, figure, known, linear, mean, number, percent, plural, saveCsv, shape, ticks,
   integer,
 } from "./basics.js";
 import {
-  clusters, dimmed, doc, glyph, labelOf, labels, naming, noun, points, scoreOf, scores, separate, sharing, sizeOf,
+  chosen, clusters, dimmed, doc, glyph, labelOf, labels, naming, noun, nouns, points, scoreOf, scores, separate, sharing, sizeOf,
   slotOf, state, users, views,
 } from "./model.js";
 import { pick } from "./map.js";
@@ -13,12 +13,17 @@ import { pick } from "./map.js";
 const PAGE = 50;
 const roster = { sort: "user", down: false, query: "", page: 0 };
 
+/** Whether the models shown first share nothing, or all the same: then there are no groups to tell of. */
+const shareless = Boolean(
+  sharing && points.length && (points[chosen].n_clusters === 1 || separate(points[chosen].n_clusters)),
+);
+
 function columns() {
   const metric = scores ? scores.metric : "score";
   const all = [
-    { key: "user", name: noun === "point" ? "Point" : "User", value: (user) => users[user] },
-    { key: "cluster", name: "Group", value: (user) => labelOf(user), skip: !labels },
-    { key: "size", name: doc.reduced ? "Size (shown)" : "Size", value: (user) => sizeOf(user), skip: !labels },
+    { key: "user", name: noun, value: (user) => users[user] },
+    { key: "cluster", name: "Group", value: (user) => labelOf(user) + 1, skip: !labels || shareless },
+    { key: "size", name: doc.reduced ? "Size (shown)" : "Size", value: (user) => sizeOf(user), skip: !labels || shareless },
     {
       key: "stays",
       name: "Stays in group",
@@ -26,6 +31,12 @@ function columns() {
       skip: !doc.groups || !doc.groups.stays,
     },
     { key: "rows", name: "Rows", value: (user) => (doc.counts || [])[user], skip: !doc.counts },
+    {
+      key: "covered",
+      name: "In interval",
+      value: (user) => doc.checks.users[user],
+      skip: !doc.checks || !doc.checks.users,
+    },
     { key: "here", name: metric, value: (user) => scoreOf("points", user), skip: !scores || !scores.points },
     { key: "alone", name: `${metric}, own model`, value: (user) => scoreOf("alone", user), skip: !scores || !scores.alone },
     {
@@ -63,7 +74,7 @@ function tableRow(user, shown) {
   return element(
     "tr",
     { "data-user": user },
-    ...shown.map(({ key, value }) => {
+    ...shown.map(({ key, name, value }) => {
       const entry = value(user);
       if (key === "user") return element("th", { scope: "row", text: entry });
       if (key === "cluster") {
@@ -71,7 +82,7 @@ function tableRow(user, shown) {
           members = clusters().get(k);
         return element(
           "td",
-          {},
+          { "data-label": name },
           element(
             "button",
             {
@@ -87,7 +98,15 @@ function tableRow(user, shown) {
       }
       const cellNode = element("td", {
         class: "figure",
-        text: key === "size" || key === "rows" ? integer(entry) : key === "stays" ? percent(entry) : number(entry, 3),
+        "data-label": name,
+        text:
+          key === "size" || key === "rows"
+            ? integer(entry)
+            : key === "stays" || key === "covered"
+              ? shareText(entry)
+              : known(entry)
+                ? entry.toFixed(decimals)
+                : "–",
       });
       if (key === "here" && known(shared) && known(alone) && shared !== alone) {
         const better = scores.larger === false ? shared < alone : shared > alone;
@@ -106,6 +125,14 @@ function tableRow(user, shown) {
   );
 }
 
+const shareText = (x) => (known(x) ? percent(x) : "–");
+/** Scores have the same digits behind the point in every row: three of a typical one. */
+const decimals = (() => {
+  const all = scores && scores.points ? [...scores.points.values].filter((x) => Number.isFinite(x) && x !== 0) : [];
+  const size = all.map(Math.abs).sort((a, b) => a - b)[Math.floor(all.length / 2)];
+  return known(size) ? digitsOf(size, 3) : 2;
+})();
+
 export function setUpTable() {
   const section = byId("users");
   if (!users.length) {
@@ -113,7 +140,8 @@ export function setUpTable() {
     return;
   }
   const shown = columns();
-  if (noun === "point") section.querySelector("h2").textContent = "Points and their groups";
+  const every = nouns[0].toUpperCase() + nouns.slice(1);
+  section.querySelector("h2").textContent = shareless ? every : `${every} and their groups`;
   const search = element("input", {
     type: "search",
     id: "search",
@@ -201,7 +229,7 @@ export function setUpTable() {
   });
   views.push(() => {
     const alone = points.length && separate(points[state.at].n_clusters);
-    const same = `${noun === "point" ? "Points" : "Users"} with the same number share exactly the same`;
+    const same = `${every} with the same number share exactly the same`;
     byId("users-lead").textContent = state.selected
       ? `The ${plural(state.selected.size, `selected ${noun}`)} only; clear the selection to see all.`
       : !labels
@@ -345,7 +373,7 @@ export function setUpScores() {
       .filter(Boolean)
       .join(" "),
     rows: () => [
-      ["user", ...SORTS.map(([, name]) => `${scores.metric}, ${name}`)],
+      [noun, ...SORTS.map(([, name]) => `${scores.metric}, ${name}`)],
       ...users.map((name, user) => [name, ...SORTS.map(([kind]) => scoreOf(kind, user))]),
     ],
   });

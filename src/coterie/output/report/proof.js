@@ -5,7 +5,7 @@ import {
   roving, saveCsv, shape, ticks, integer,
 } from "./basics.js";
 import { evidenceTable } from "./evidence.js";
-import { doc, lamAxis, lams, move, noun, points, sharing, state, views, word } from "./model.js";
+import { doc, lamAxis, lams, move, noun, nouns, points, sharing, state, views, word } from "./model.js";
 import { nowLines, sides, spacedDown } from "./path.js";
 
 const FLOOR = 1e-16;
@@ -332,7 +332,7 @@ export function setUpAbout() {
       {},
       ...[
         "lam is the strength of the penalty on differences between models. " +
-          `At 0 every ${noun} has a separate model; from some lam on, all ${noun}s share one model.`,
+          `At 0 every ${noun} has a separate model; from some lam on, all ${nouns} share one model.`,
         ...(doc.groups && doc.groups.kind
           ? [
               "Models are shown as they predict: " +
@@ -343,10 +343,10 @@ export function setUpAbout() {
           : []),
         "Move the slider, press its arrows, or press a point of a chart: the complete page then shows that lam. " +
           "The ring marks the chosen lam.",
-        `${noun[0].toUpperCase()}${noun.slice(1)}s of one ${word} have exactly the same ` +
+        `${nouns[0].toUpperCase()}${nouns.slice(1)} of one ${word} have exactly the same ` +
           `${own ? "centre" : "model"}, not a similar one. ` +
           `The number of a ${word} holds for one lam only; colours and shapes follow a ${word} from lam to lam.`,
-        `Press a node of the tree, a dot or line of the map, or a number in the table to select ${noun}s; ` +
+        `Press a node of the tree, a dot or line of the map, or a number in the table to select ${nouns}; ` +
           "press it again to clear.",
         ...(doc.scores
           ? [

@@ -26,8 +26,7 @@ from coterie.data.users import Users
 from coterie.fitting import Fit, fit
 from coterie.fitting.prepare import read_users
 from coterie.fitting.result import TableSource
-from coterie.fitting.settings import Settings
-from coterie.fitting.work import FitProgress
+from coterie.fitting.settings import FitProgress, Settings
 from coterie.output.runs.save import check_free, document_of, write_run
 from coterie.solvers import get_ready
 

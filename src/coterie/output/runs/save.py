@@ -48,6 +48,7 @@ from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.output import report
+from coterie.output.report.effects import noun_of
 from coterie.problem.account import Account
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
@@ -108,7 +109,8 @@ def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, An
              if isinstance(result, Fit) else {})
     document = document or document_of(result, settings=asked, title=title)
     clear(folder)
-    write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode())
+    write_atomically(folder / "report.json", json.dumps(document, allow_nan=False).encode(),
+                     shared=True)
     report.write(document, folder / "report.html")
     if not isinstance(result, Fit):
         write(folder, result, asked)
@@ -116,11 +118,12 @@ def write_run(result: Fit | Solution, folder: Path, *, settings: Mapping[str, An
     classes = () if result.recipe is None else result.recipe.classes
     coefficients, centres = result.coefficients, result.units.coefficients(result.centres)
     if result.average is not None and result.average.parts:
-        write_atomically(folder / AVERAGE, pack(result.average.state()))
+        write_atomically(folder / AVERAGE, pack(result.average.state()), shared=True)
     shown = Shown(coefficients.reshape(len(coefficients), -1), centres.reshape(len(centres), -1),
                   model_columns(result.units, classes), result.models, result.centres)
-    write(folder, result.solution, asked, path=_path_columns(result), more=_describe_fit(result),
-          shown=shown, account=result.account)
+    write(folder, result.solution, asked, path=_path_columns(result),
+          more={"headline": document["headline"], **_describe_fit(result)}, shown=shown,
+          account=result.account)
     if result.account is not None and result.privacy is not None:
         write_released(result.solution.problem, folder)
 
@@ -131,7 +134,7 @@ def document_of(result: Fit | Solution, *, settings: Mapping[str, Any] | None = 
     if not isinstance(result, Fit):
         return report.gather(result, title=title or None, settings=settings or None)
     recipe, table = result.recipe, result.table
-    if not title and table is not None and table.data:
+    if not title and table is not None and table.data and not table.user:
         title = f"{Path(table.data).name}: {count_groups(result)}"
     name = "federate" if hasattr(result, "ledger") else "fit"
     return report.gather(
@@ -168,7 +171,7 @@ def command_of(settings: Settings, table: TableSource, command: str = "fit",
 
 def count_groups(result: Fit) -> str:
     """For example "2 groups among 30 users", or what users have instead of groups."""
-    k, n, noun = result.n_clusters, len(result.names), result.noun
+    k, n, noun = result.n_clusters, len(result.names), noun_of(result)
     if result.kind == "personal":
         return f"personal models around one centre for {many(n, noun)}"
     if n == 1:
@@ -266,7 +269,7 @@ def _loss_parts(problem: Problem) -> dict[str, Any]:
     if loss.covariance is not None:
         parts["covariance"] = np.asarray(loss.covariance)
     if loss.scales is not None:
-        sizes, scale = problem.users.data.sizes, loss.scales
+        sizes, scale = problem.users.sizes, loss.scales
         # What every row counts is in the scale.
         noises = scale * sizes if parts["unit"] is None else scale * np.asarray(parts["unit"])
         parts |= {"scale": scale, "noise": float(np.median(noises))}
@@ -308,14 +311,14 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         {} if path is None else {"path": dict(path)})
     for name, rows in tables.items():
         write_atomically(folder / f"{name}.csv",
-                         table(list(rows), zip(*rows.values(), strict=True)))
+                         table(list(rows), zip(*rows.values(), strict=True)), shared=True)
     with contextlib.suppress(MissingExtra):
         for name in tables.keys() - {"clusters"}:
             write_parquet(tables[name], folder / f"{name}.parquet")
     # 2. The messages of a federation.
     if account is not None:
         header = ["round", "kind", "direction", "field", "messages", "numbers", "bytes"]
-        write_atomically(folder / "ledger.csv", table(header, account.ledger.entries))
+        write_atomically(folder / "ledger.csv", table(header, account.ledger.entries), shared=True)
     # 3. What `load_run` needs.
     names = [name if isinstance(name, (str, int, float)) else str(name)
              for name in problem.users.names]
@@ -323,12 +326,12 @@ def write(folder: str | os.PathLike[str], solution: Solution, settings: Mapping[
         {"models": solution.models, "duals": solution.duals, "names": names,
          "lam": solution.lam, "weights": problem.graph.weights, "pairs": problem.graph.pairs,
          "features": list(problem.users.feature_names), "own": shown.solver,
-         "centres": shown.solver_centres, **_loss_parts(problem)}))
+         "centres": shown.solver_centres, **_loss_parts(problem)}), shared=True)
     # 4. run.json last: a folder that has it is complete.
     info = {**_describe_solution(solution), **_describe_federation(account),
             "settings": dict(settings), **(more or {})}
     write_atomically(folder / "run.json", json.dumps(info, indent=1, ensure_ascii=False,
-                                                     default=str).encode())
+                                                     default=str).encode(), shared=True)
     return folder
 
 
@@ -435,4 +438,5 @@ def write_released(problem: Problem, folder: Path) -> None:
     assert isinstance(users, Condensed)
     write_atomically(folder / RELEASED,
                      pack({"features": users.features, "targets": users.targets,
-                           "offsets": users.offsets, "sizes": users.sizes, "ridge": loss.ridge}))
+                           "offsets": users.offsets, "sizes": users.sizes, "ridge": loss.ridge}),
+                     shared=True)
