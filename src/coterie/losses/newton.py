@@ -317,6 +317,10 @@ def whiten(matrices: Array, columns: Array) -> Array:
 # Models of groups, refined by the slopes that their users send: BFGS from summed second-order
 # models.
 
+
+_BACK = (0.03, 0.5)  # of a step that leads up, at least and at most
+
+
 class Refining:
     """The models of the groups of a partition, on the way to those that minimise sum_i weights_i
     f_i.
