@@ -44,7 +44,6 @@ from coterie.base.errors import ROW, InvalidInput
 from coterie.base.types import Array, Flags
 from coterie.data.columns import (
     LARGEST,
-    LOCAL,
     as_texts,
     check_size,
     first_text,
@@ -58,10 +57,8 @@ from coterie.data.files import fingerprint as fingerprint
 from coterie.data.files import read_table as read_table
 from coterie.data.frames import as_frame, read_cells, row_names
 from coterie.data.summary import (
-    COUNTER,
     MOST_CLASSES,
     MOST_LEVELS,
-    UNNAMED,
     ColumnSummary,
     Levels,
     TableSummary,
@@ -504,7 +501,7 @@ def _infer_classes(answers: ColumnSummary, as_text: bool) -> tuple[tuple[str, ..
     k, n = max(len(values),
                answers.levels.distinct if as_text else answers.levels.rare_levels), answers.present
     if k > MOST_CLASSES or (kind == "str" and k > max(2, n / 2)):
-        strange, n_strange = _find_texts(answers.levels) if as_text else ([], 0)
+        strange, n_strange = answers.levels.find_texts() if as_text else ([], 0)
         if 0 < n_strange < k / 2:
             raise MixedCells(f"The target holds numbers, but also texts{_in_brackets(strange)}",
                              answers.name, remedy="Correct or empty these cells, or name another "
@@ -550,7 +547,7 @@ def _learn_column(facts: ColumnSummary, summary: TableSummary,
     if levels.distinct == 1 if numbers is None else numbers.low == numbers.high:
         note("dropped: it has one value wherever it has any")
         return None
-    if not summary.named and _numbers_rows(facts, summary.rows):
+    if not summary.named and facts.numbers_rows(summary.rows):
         note("dropped: it only numbers or names the rows")
         return None
     indicator = 100 * facts.missing > facts.rows
@@ -579,7 +576,7 @@ def _choose_levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], 
     """The levels of a text column, and whether others are pooled; names and free text are refused.
     """
     texts, k = sorted(levels.counts), levels.distinct
-    strange, n_strange = _find_texts(levels)
+    strange, n_strange = levels.find_texts()
     if not n_strange:
         raise InvalidInput("Numbers must be plain (1234.5) and dates ISO (2020-12-31), got "
                            f"{show(*texts[:1]) or 'others'}", where=f"column {name!r}",
@@ -599,28 +596,5 @@ def _choose_levels(name: str, levels: Levels, n: int) -> tuple[tuple[str, ...], 
     return tuple(most), k > len(most)
 
 
-def _find_texts(levels: Levels) -> tuple[list[str], int]:
-    """Texts that do not look like numbers or dates, as far as they are known, and how many there
-    are.
-    """
-    strange = [text for text in sorted(levels.counts) if not LOCAL.fullmatch(text)]
-    return strange, len(strange) + levels.rare_levels - levels.rare_local
-
-
 def _in_brackets(texts: list[str]) -> str:
     return f" ({show(*texts)})" if texts else ""
-
-
-def _numbers_rows(facts: ColumnSummary, rows: int) -> bool:
-    """Whether a column only numbers or names the rows."""
-    order, numbers = facts.order, facts.numbers
-    if numbers is None:
-        return order.differ and all(count == 1 for count in facts.levels.counts.values())
-    if order.numbered:
-        return True
-    if facts.name in UNNAMED or COUNTER.fullmatch(facts.name):
-        return order.differ and numbers.high - numbers.low + 1 >= numbers.rows
-    if order.rising is None or rows < 10:
-        return False
-    low, high, total = order.rising
-    return low in (0, 1) and high - low == rows - 1 and 2 * total == rows * (low + high)

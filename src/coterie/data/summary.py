@@ -76,6 +76,13 @@ class Levels:
                       rare_local=self.rare_local + sum(bool(LOCAL.fullmatch(text))
                                                        for text in rare))
 
+    def find_texts(self) -> tuple[list[str], int]:
+        """Texts that do not look like numbers or dates, as far as they are known, and how many
+        there are.
+        """
+        strange = [text for text in sorted(self.counts) if not LOCAL.fullmatch(text)]
+        return strange, len(strange) + self.rare_levels - self.rare_local
+
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
@@ -146,6 +153,20 @@ class ColumnSummary:
     def present(self) -> int:
         """Rows with a value."""
         return self.rows - self.missing
+
+    def numbers_rows(self, rows: int) -> bool:
+        """Whether the column only numbers or names the rows, of which there are so many."""
+        order, numbers = self.order, self.numbers
+        if numbers is None:
+            return order.differ and all(count == 1 for count in self.levels.counts.values())
+        if order.numbered:
+            return True
+        if self.name in UNNAMED or COUNTER.fullmatch(self.name):
+            return order.differ and numbers.high - numbers.low + 1 >= numbers.rows
+        if order.rising is None or rows < 10:
+            return False
+        low, high, total = order.rising
+        return low in (0, 1) and high - low == rows - 1 and 2 * total == rows * (low + high)
 
 
 @dataclass(frozen=True, kw_only=True)
