@@ -1,7 +1,7 @@
 """Federated algorithms side by side: rounds and bytes, up and down, to a certified relative gap of
 1e-6.
 
-    python benchmarks/federated.py [--quick] [--parts experiment,participation,large]
+    python benchmarks/federated.py [--quick] [--parts experiment,participation,large,fits]
     python benchmarks/federated.py --curve docs/images/algorithm-1.png
 
 experiment     the paper's third: 30 users, squared hinge, lam = 0.02, 40 % of the users per round;
@@ -9,6 +9,8 @@ experiment     the paper's third: 30 users, squared hinge, lam = 0.02, 40 % of t
                printed, corrected, and the other algorithms
 participation  all, 40 % and 10 % of the users per round
 large          10,000 users, 10 coordinates, a graph of 10 nearest neighbours
+fits           nothing given: classes and counts of users in groups, in one, and varying; bytes as
+               symmetric matrices of a model's length
 
 Rounds and bytes are those of the complete run, including certificates: a run ends when the
 federation itself has proved the gap. With `--curve` the gap in each round is evaluated outside the
@@ -295,8 +297,38 @@ def draw(path: Path, quick: bool) -> None:
     print(f"Saved {path}")
 
 
+def drawn(kind: str, p: int, groups: int, spread: float, seed: int) -> ct.Users:
+    """30 users with 60 rows of p features, in groups of models, which vary by `spread` inside."""
+    rng, owner = np.random.default_rng([seed, p, groups]), np.repeat(np.arange(30), 60)
+    size = (1.0 if kind == "classes" else 0.35) / np.sqrt(p / 3)
+    models = size * (rng.normal(size=(groups, p))[np.arange(30) % groups]
+                     + spread * rng.normal(size=(30, p)))
+    X = rng.normal(size=(len(owner), p))
+    margins = (X * models[owner]).sum(axis=1) + 0.3
+    y = np.where(rng.random(len(owner)) < 1 / (1 + np.exp(-margins)), 1.0, -1.0) \
+        if kind == "classes" else rng.poisson(np.exp(np.minimum(margins, 4.0))).astype(float)
+    return ct.Users.from_arrays(X, y, owner)
+
+
+def fits(quick: bool) -> None:
+    print("\n| targets | features | rounds | matrices up per user |")
+    print("|---|---|---|---|")
+    for kind in ("classes", "counts"):
+        for p in (3, 10):
+            rounds, sizes = list[int](), list[float]()
+            for groups, spread in ((3, 0.0), (1, 0.0), (1, 0.5), (3, 0.3)):
+                for seed in range(1 if quick else 4):
+                    users = drawn(kind, p, groups, spread, 50 + seed)
+                    run = ct.federate(users, None if kind == "classes" else "poisson")
+                    up = sum(line.bytes_up for line in run.history) / users.n_users
+                    rounds.append(run.n_rounds)
+                    sizes.append(up / (4.0 * (p + 1) * (p + 2)))
+            print(f"| {kind} | {p} | {min(rounds)} to {max(rounds)} | {min(sizes):.1f} to "
+                  f"{max(sizes):.1f} |")
+
+
 PARTS: dict[str, Callable[[bool], None]] = {
-    "experiment": experiment, "participation": participation, "large": large}
+    "experiment": experiment, "participation": participation, "large": large, "fits": fits}
 
 
 def main() -> None:

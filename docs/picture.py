@@ -15,7 +15,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 OUT = Path(__file__).parent / "images" / "report.png"
-SECTIONS = ("#coefficients", "#personal", ".pair")  # beside the top, from above
+SECTIONS = ("#path", ".pair")  # beside the top, from above
 # Of a column in pixels, and the width of the picture.
 WIDTH, HEIGHT, GAP, SHOWN = 1010, 1310, 18, 1500
 

@@ -186,8 +186,12 @@ def test_from_a_table_to_a_proof(folders, tmp_path):
     done = command("fit", "data.csv", "--user", "subject", "--target", "y", *SMALL)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    for words in ("2 groups among 8 users", "inferred as regression", "Held out", "Certified gap", "report.html"):
+    for words in ("2 groups among 8 subjects", "Group 1, 4 subjects", "inferred as regression", "% less error",
+                  "certified gap", "report.html"):
         assert words in done.stdout
+    said = run_info(tmp_path / "run")["headline"]  # what is printed, and what the page shows, is in run.json
+    for sentence in (said["found"], said["better"], said["sure"], *(each["sentence"] for each in said["groups"])):
+        assert sentence in done.stdout
     assert {file.name for file in (tmp_path / "run").iterdir()} == FILES | {"average.coterie"}  # intervals of numbers
     for name in ("models.csv", "path.csv", "clusters.csv", "solution.coterie"):
         assert (tmp_path / "run" / name).read_bytes() == (folders("regression") / "run" / name).read_bytes()
@@ -1090,7 +1094,8 @@ def test_many_tables_end_well(tmp_path, raw, more):
 @pytest.mark.browser
 def test_the_page_of_a_run_in_a_browser(folders, browser):
     tab = Tab(browser, folders("binary") / "run" / "report.html")
-    assert "2 groups among 8 users" in tab.text("h1")
+    assert tab.text("h1") == "y, by subject"
+    assert tab.text("#answer").startswith("2 groups among 8 subjects")
     assert sorted(tab.texts("#roster tbody th")) == sorted(NAMES)
     assert tab.value("document.querySelectorAll('script[src], img').length") == 0
     assert tab.problems() == []

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from coterie.base.triangles import square, triangle
 
 import coterie as ct
 from coterie.base.errors import CoterieWarning, InvalidInput
+from coterie.base.storage import packed, square, triangle, unpacked
 from coterie.federated.bounds import objection
 from coterie.federated.client import Data
 from coterie.federated.contract import Contract
@@ -27,9 +27,7 @@ from coterie.fitting.columns import (
     LeftOutQuestion,
     Shared,
     SumsQuestion,
-    packed,
     question_of,
-    unpacked,
 )
 from coterie.fitting.sources import pooled_moments
 from coterie.lab.attacks.simulation import Recorder

@@ -338,3 +338,16 @@ def test_the_command_writes_intervals(tmp_path):
     assert run(app, [*asked, "--overwrite", "--average", "off"]).exit_code == 0
     done = run(app, ["predict", str(tmp_path / "run"), str(tmp_path / "table.csv"), "--interval", "0.9"])
     assert isinstance(done.exception, InvalidInput)
+
+
+def test_numbers_far_from_zero_have_a_basis():
+    users = bent()
+    far = replace(users, features=users.features + [1e9, 0.0])
+    near, there = learned_basis(users)[0], learned_basis(far)[0]
+    for logarithms in (False, True):
+        grid = Grid.of(*pooled_moments(far)[1:])
+        question = GridQuestion(grid, pulls=False)
+        sketch = question.pool([question.answer(far, {})])
+        assert np.isfinite(Basis.learn(sketch, grid, logarithms=logarithms).rows(far.features, far.owner)).all()
+    assert len(there.curves) == len(near.curves)
+    np.testing.assert_allclose(there.range, near.range, atol=0.1)

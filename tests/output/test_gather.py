@@ -228,7 +228,7 @@ def test_curves_bend_where_effects_do():
     truth = 3 * np.sin(1.5 * line)
     assert np.std(np.array(bent["everyone"]) - truth) < 0.3
     assert np.polyfit(straight["x"], straight["everyone"], 1)[0] == pytest.approx(1.0, abs=0.1)
-    assert document["headline"]["curves"].startswith("x bends, alike for all plants: ")
+    assert document["headline"]["curves"].startswith("x bends, alike for all plants: highest near 1.")
     assert document["headline"]["curves"].endswith("Straight: z.")
     assert "An average of several models" in document["headline"]["average"]
     assert document["checks"]["mean"] == pytest.approx(np.nanmean(found.scores.covered))

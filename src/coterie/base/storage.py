@@ -14,7 +14,7 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -264,4 +264,44 @@ def square(triangles: Array, dim: int) -> Array:
     rows, columns = np.triu_indices(dim)
     out[..., rows, columns] = triangles
     out[..., columns, rows] = triangles
+    return out
+
+
+_SAME = "Install the same version of coterie on the server and at the nodes"
+
+
+def packed(arrays: Sequence[Array]) -> Array:
+    """Arrays of numbers as one: how many, and each with its number of axes and its shape."""
+    parts = [np.array([float(len(arrays))])]
+    for array in arrays:
+        parts += [np.array([array.ndim, *array.shape], dtype=float),
+                  np.asarray(array, dtype=float).ravel()]
+    return np.concatenate(parts)
+
+
+def unpacked(numbers: Array) -> list[Array]:
+    """The arrays that `packed` was given.
+
+    Raises
+    ------
+    InvalidInput : numbers that are no arrays.
+    """
+    out, at = list[Array](), 0
+
+    def take(count: int) -> Array:
+        nonlocal at
+        if at + count > numbers.size:
+            raise InvalidInput("the numbers of a question end too early", remedy=_SAME)
+        part = numbers[at:at + count]
+        at += count
+        return part
+
+    def size(number: float) -> int:
+        if not 0 <= number <= numbers.size or number != int(number):
+            raise InvalidInput(f"a question has {number:g} arrays or axes", remedy=_SAME)
+        return int(number)
+
+    for _ in range(size(take(1)[0])):
+        shape = [size(axis) for axis in take(min(size(take(1)[0]), 3))]
+        out.append(take(int(np.prod(shape, dtype=object))).reshape(shape))
     return out

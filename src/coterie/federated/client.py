@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from coterie.base.storage import unpacked
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.moments import SecondMoments
 from coterie.data.users import Users
@@ -40,7 +41,7 @@ from coterie.federated.protocol.messages import (
     triangle,
 )
 from coterie.fitting.average import predicted
-from coterie.fitting.columns import QUESTIONS, HandedAverage, unpacked
+from coterie.fitting.columns import QUESTIONS, HandedAverage
 from coterie.fitting.kinds import group_centres
 from coterie.fitting.scores import worse_than_alone
 from coterie.fitting.sources import Around, expanded, own_models

@@ -24,6 +24,7 @@ import numpy as np
 
 from coterie.base.errors import InvalidInput
 from coterie.base.labels import many
+from coterie.base.storage import packed
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.moments import SecondMoments
@@ -47,7 +48,7 @@ from coterie.federated.runtimes.in_process import LocalNodes
 from coterie.federated.session import Round, Session, SetAside
 from coterie.federated.settings import Deployment, FederationSettings
 from coterie.fitting.averaging import Declined
-from coterie.fitting.columns import Answer, ColumnQuestion, HandedAverage, packed
+from coterie.fitting.columns import Answer, ColumnQuestion, HandedAverage
 from coterie.fitting.fit import fit, fit_source
 from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores

@@ -172,7 +172,7 @@ class Basis:
         s, j = logs.astype(np.int64), np.arange(width)
         mean, scale = grid.mean[s, j], grid.scale[s, j]
         ends = np.array([_ends(sketch.counts[s[k], k, :CELLS]) for k in j]).reshape(width, 2).T
-        lowest = np.where(logs, _LOWEST * np.exp(mean + scale * ends[0]), 0.0)
+        lowest = np.where(logs, _LOWEST * np.exp(np.where(logs, mean + scale * ends[0], 0.0)), 0.0)
         rows = sketch.rows / max(float(sketch.rows.sum()), 1.0)
         own = sketch.own[:, s, 0, j]
         varies = rows @ (sketch.own[:, s, 1, j] - own**2) > _VARIES

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput
-from coterie.base.storage import square, triangle
+from coterie.base.storage import square, triangle, unpacked
 from coterie.base.types import Array, Flags, Ints
 from coterie.data.encoding import Task
 from coterie.data.users import Users
@@ -560,43 +560,3 @@ def quantiles_of(counts: Array, n: int) -> Array:
     first, last = some[0], some[-1] + 1
     return np.interp(np.linspace(0.0, total[-1] + 1.0, n + 1), total[first:last + 1],
                      edges[first:last + 1])
-
-
-# -- as one list of numbers
-
-
-def packed(arrays: Sequence[Array]) -> Array:
-    """Arrays of numbers as one: how many, and each with its number of axes and its shape."""
-    parts = [np.array([float(len(arrays))])]
-    for array in arrays:
-        parts += [np.array([array.ndim, *array.shape], dtype=float),
-                  np.asarray(array, dtype=float).ravel()]
-    return np.concatenate(parts)
-
-
-def unpacked(numbers: Array) -> list[Array]:
-    """The arrays that `packed` was given.
-
-    Raises
-    ------
-    InvalidInput : numbers that are no arrays.
-    """
-    out, at = list[Array](), 0
-
-    def take(count: int) -> Array:
-        nonlocal at
-        if at + count > numbers.size:
-            raise InvalidInput("the numbers of a question end too early", remedy=_REMEDY)
-        part = numbers[at:at + count]
-        at += count
-        return part
-
-    def size(number: float) -> int:
-        if not 0 <= number <= numbers.size or number != int(number):
-            raise InvalidInput(f"a question has {number:g} arrays or axes", remedy=_REMEDY)
-        return int(number)
-
-    for _ in range(size(take(1)[0])):
-        shape = [size(axis) for axis in take(min(size(take(1)[0]), 3))]
-        out.append(take(int(np.prod(shape, dtype=object))).reshape(shape))
-    return out

@@ -72,9 +72,10 @@ from coterie.solvers.base import Point
 
 _HESSIANS = 4  # sets of Hessians that a fit has at the same time, at least
 _ABOVE = 1.25  # the weights inside groups, over the least ones at which flows prove the groups
-# Steps to the centres; by how much of itself the objective may exceed its least value: a share of
-# the tolerance, for the model that unknown users get, and for models that only are compared.
-_STEPS, _SHARE, _POOLED, _ROUGH = 20, 0.2, 1e-5, 1e-3
+# Steps to the centres, and to models that are not certified; by how much of itself the objective
+# may exceed its least value: a share of the tolerance, for the model that unknown users get, and
+# for models that only are compared.
+_STEPS, _FEW_STEPS, _SHARE, _POOLED, _ROUGH = 20, 5, 0.2, 1e-5, 1e-3
 # Points of the path of many users, and of very many; numbers in all models that make them so; gap.
 _POINTS, _FEW_POINTS, _NUMBERS, _DRAWN = 8, 3, 200_000, 1e-3
 
@@ -316,7 +317,8 @@ def find_centres(source: FitSource, choices: list[Chosen], wanted: list[list[Sha
     zero = np.zeros((source.dim, source.dim))
     searches = [[_Search(_begin(source, choice.known, sharing), sharing,
                          zero if sharing.covariance is None else sharing.covariance,
-                         _ROUGH if part else (_POOLED if k else _SHARE * settings.tol))
+                         _ROUGH if part else (_POOLED if k else _SHARE * settings.tol),
+                         _FEW_STEPS if part or k else _STEPS)
                  for k, sharing in enumerate(each)]
                 for part, (choice, each) in enumerate(zip(choices, wanted, strict=True))]
     for _ in range(_STEPS):
@@ -346,17 +348,19 @@ class _Search:
     sharing: Sharing
     covariance: Array
     enough: float  # excess of the objective at which it ends
+    most: int  # steps
     values: Array | None = None  # (n_users,) at the best centres so far
 
     @property
     def settled(self) -> bool:
         """Whether the best centres are good enough."""
-        return self.values is not None and self.refined.excess <= self.enough
+        return self.values is not None and (self.refined.excess <= self.enough or not self.most)
 
     def take(self, values: Array, gradients: Array) -> None:
         """Take the answers at the trial."""
         one, trial = self.refined, self.refined.trial
         one.take(values, gradients)
+        self.most -= 1
         here = (one.models == trial).all(axis=1)[one.labels]
         self.values = values if self.values is None else np.where(here, values, self.values)
 

@@ -310,7 +310,7 @@ class Fit(Accounted, PredictsRows):
         ('new',)
         """
         newcomers, problem = self.units.inner(newcomers), self.solution.problem
-        loss = loss_of_newcomers(problem.loss, problem.users, newcomers)
+        loss = loss_of_newcomers(problem.loss.stated, problem.users, newcomers)
         samples = loss.prepare(newcomers)
         shape = (newcomers.n_users, samples.dim)
         likeliest = np.stack([loss.values(samples, np.broadcast_to(c, shape))
@@ -335,8 +335,9 @@ class Fit(Accounted, PredictsRows):
         for k in np.unique(likeliest):
             who, members = np.flatnonzero(likeliest == k), np.flatnonzero(labels == k)
             mine = newcomers.take(who)
+            loss = loss_of_newcomers(problem.loss.stated, problem.users, mine)
             part = join(problem, models[members], np.zeros_like(members), mine,
-                        pull / len(members), loss_of_newcomers(problem.loss, problem.users, mine))
+                        pull / len(members), loss)
             joined[who], slack[who] = part.models, part.slack
             clusters[who] = np.where(part.clusters < 0, -1, k)
         return Joined(newcomers, joined, clusters, slack)

@@ -40,6 +40,7 @@ _SCALES = (1.0, 3.0, 9.0, 27.0, 81.0)  # of T that evidence is asked for
 # are far apart.
 _WITHIN = 0.1
 _LENGTHS = (0.3, 1.0, 2.0)  # of the step to the models of groups
+_FARTHEST = 1e4  # times its size, an evidence is below a user's best at most
 _PRIOR, _PRIOR_VARIANCE = 2.0, 0.05  # users that the prior of T counts for, and their variance
 _INTERCEPT = 100.0  # variance of the prior of the centre's intercepts
 _STEPS, _SETTLED = 200, 1e-3  # rounds of EM, and the gain in evidence that ends it
@@ -366,17 +367,20 @@ def ask_evidence(source: Source, summaries: list[Summaries],
                             *((labels, known.centres(labels, T), T) for labels, T in each)],
                     len(equal))
         for known, equal, models, each in zip(summaries, shared, starts, varied, strict=True)])
-    # 2. The models of groups after a step by these slopes.
+    # 2. The models of groups after a step by these slopes; and, where columns have heavy tails and
+    #    steps lead astray, the model of the mean target.
+    safe = start_of(source.loss, source.target_mean, source.dim)[None]
     steps = [[known.newton_step(labels, models, told.slopes[:, k])
               for k, (labels, models) in enumerate(zip(equal, each, strict=True))]
              for known, equal, each, told in zip(summaries, shared, starts, first, strict=True)]
     second = source.evidence([
-        _hypotheses(known, [(labels, models + length * step, _nothing(known))
-                            for labels, models, step in zip(equal, each, some, strict=True)
-                            for length in _LENGTHS], 0)
+        _hypotheses(known, [*((labels, models + length * step, _nothing(known))
+                              for labels, models, step in zip(equal, each, some, strict=True)
+                              for length in _LENGTHS), (everyone, safe, _nothing(known))], 0)
         for known, equal, each, some in zip(summaries, shared, starts, steps, strict=True)])
     tried = [[[models + length * step for length in (0.0, *_LENGTHS)]
-              for models, step in zip(each, some, strict=True)]
+              + ([] if k else [safe]) for k, (models, step) in enumerate(zip(each, some,
+                                                                             strict=True))]
              for each, some in zip(starts, steps, strict=True)]
     return [_learned(known, equal, models, each, told, more.evidence)
             for known, equal, models, each, told, more in zip(summaries, shared, tried, others,
@@ -405,7 +409,8 @@ def _learned(known: Summaries, shared: list[Ints], models: list[list[Array]],
     told, near = dict[bytes, Array](), dict[bytes, Array]()
     for k, labels in enumerate(shared):  # of each group, the best model
         tried = np.column_stack([first.evidence[:, k],
-                                 second[:, k * len(_LENGTHS):(k + 1) * len(_LENGTHS)]])
+                                 second[:, k * len(_LENGTHS):(k + 1) * len(_LENGTHS)],
+                                 *([] if k else [second[:, -1]])])
         best = group_sums(tried, labels).argmax(axis=1)
         told[labels.tobytes()] = tried[np.arange(len(labels)), best[labels]]
         near[labels.tobytes()] = np.stack(models[k])[best, np.arange(len(best))]
@@ -506,7 +511,11 @@ def evidence_of(loss: Loss, users: Users, asked: Hypotheses) -> Told:
         columns.append(marginal.at_own(centres))
         if k < asked.n_slopes:
             slopes[:, k] = marginal.slopes - (marginal.curvatures @ centres[..., None])[..., 0]
-    return Told(np.stack(columns, axis=1), slopes)
+    evidence = np.stack(columns, axis=1)
+    # What is far from a user's best is out of the question, however far: counts of rows with heavy
+    # tails would outweigh all other users.
+    best = np.nan_to_num(evidence, nan=-np.inf, posinf=-np.inf).max(axis=1, keepdims=True)
+    return Told(np.fmax(evidence, best - _FARTHEST * (1.0 + np.abs(best))), slopes)
 
 
 def information(loss: Loss, users: Users, centre: Array) -> Array:

@@ -36,6 +36,7 @@ _FEW = 64  # rows of matrices up to which compiled loops are faster than LAPACK
 _PART = 2**17  # numbers in the matrices of users that are computed at a time
 # Steps after which a user that is still far from its minimum must have moved its value by 1 %.
 _CREEP = 40
+_BACK = (0.03, 0.5)  # share of a step to the models of a group that leads up, at least and at most
 
 
 class Minimum(NamedTuple):
@@ -316,6 +317,10 @@ def whiten(matrices: Array, columns: Array) -> Array:
 # Models of groups, refined by the slopes that their users send: BFGS from summed second-order
 # models.
 
+
+_BACK = (0.03, 0.5)  # of a step that leads up, at least and at most
+
+
 class Refining:
     """The models of the groups of a partition, on the way to those that minimise sum_i weights_i
     f_i.
@@ -352,6 +357,11 @@ class Refining:
             update_hessians(self.curvatures, self.trial - self.models,
                             np.where(good[:, None], slopes - self.slopes, 0.0))
         better = good & (losses < self.least)
+        # Where the trial is no better, go back to the least point of the parabola between the two.
+        tried = self.trial - self.models
+        down = -(self.slopes * tried).sum(axis=1)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            back = np.clip(np.nan_to_num(0.5 * down / (losses - self.least + down)), *_BACK)
         self.models[better], self.least[better] = self.trial[better], losses[better]
         self.slopes[better] = slopes[better]
         members = better[self.labels]
@@ -359,9 +369,8 @@ class Refining:
         damping = 1e-9 * np.trace(self.curvatures, axis1=1, axis2=2)[:, None, None] \
             * np.eye(self.trial.shape[1])
         step = np.linalg.solve(self.curvatures + damping, self.slopes[..., None])[..., 0]
-        # Where the last trial was no better, go half way.
-        self.trial = np.where(better[:, None] | ~good[:, None], self.models - step,
-                              0.5 * (self.models + self.trial))
+        self.trial = np.where(better[:, None], self.models - step,
+                              self.models + back[:, None] * tried)
 
     @property
     def excess(self) -> float:

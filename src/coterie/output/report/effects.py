@@ -27,6 +27,7 @@ _SMALLER = 0.15  # of the largest difference, below which another one is not tol
 _NAMES = re.compile(r"[A-Za-z]{3,20}")
 _ENDINGS = re.compile(r"[\W_]*(id|no|nr|number|name|code|key)$", re.I)
 _NO_NOUN = ("user", "who", "owner", "index", "row", "uid")
+_TURN = 0.1  # of the size of a curve that it rises or falls at least before a turn that is told
 _QUICK = 500_000  # numbers in the rows up to which errors are computed
 
 
@@ -244,9 +245,21 @@ def _describe_curve(curve: DrawnCurve, target: str, noun: str) -> str:
     first, last = rounded([share * slope for slope in slopes], sign=True)
     unit = " points" if share > 1 else ""
     who = f"differently by {noun}" if curve.differs else f"alike for all {plural(noun)}"
+    turns = _turning(x, y)
+    if turns:
+        return f"{curve.name} bends, {who}: {turns}."
     per = f"unit of {curve.name}" if step == 1.0 else f"{step:,g} of {curve.name}"
     return (f"{curve.name} bends, {who}: {first}{unit} per {per} at its low end, {last}{unit} at "
             "its high end.")
+
+
+def _turning(x: Array, y: Array) -> str:
+    """Where a curve is highest and lowest, if that is clearly inside its range."""
+    size, told = float(np.ptp(y)), []
+    for word, k in (("highest", int(y.argmax())), ("lowest", int(y.argmin()))):
+        if min(abs(float(y[k] - y[0])), abs(float(y[k] - y[-1]))) > _TURN * size:
+            told.append(f"{word} near {rounded([float(x[k])])[0]}")
+    return " and ".join(told)
 
 
 def about(fit: Fit) -> str:
