@@ -327,7 +327,7 @@ def test_the_command_writes_intervals(tmp_path):
     asked = ["fit", str(tmp_path / "table.csv"), "--user", "who", "--target", "y", "--out", str(tmp_path / "run")]
     done = run(app, asked)
     assert done.exit_code == 0
-    assert "Predictions are an average" in " ".join(done.output.split())
+    assert "An average of several models" in " ".join(done.output.split())
     out = tmp_path / "predictions.csv"
     done = run(app, ["predict", str(tmp_path / "run"), str(tmp_path / "table.csv"), "--interval", "0.9",
                      "--out", str(out)])
