@@ -43,7 +43,6 @@ import numpy as np
 from coterie.base.errors import ROW, InvalidInput
 from coterie.base.types import Array, Flags
 from coterie.data.columns import (
-    LARGEST,
     LOCAL,
     as_texts,
     check_size,
@@ -75,7 +74,6 @@ from coterie.data.users import Users
 from coterie.data.validation import check_unique, show, suggest
 
 ClassKind = Literal["str", "int", "float", "bool"]
-_ENCODED = ("number", "category", "flag", "date", "duration")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,18 +381,7 @@ class Recipe:
         _must(self.task in TASKS and self.class_kind in get_args(ClassKind),
               "its task does not exist")
         _must(len(set(self.classes)) == len(self.classes), "a class comes twice")
-        for column in self.columns:
-            good = (isinstance(column.name, str) and column.kind in _ENCODED
-                    and all(isinstance(flag, bool) for flag in (column.pooled, column.missing)))
-            _must(good, "a column has no name, or is of no kind")
-            for number, most in ((column.fill, LARGEST), (column.origin, 2**62)):
-                _must(isinstance(number, (int, float)) and not isinstance(number, bool)
-                      and abs(number) <= most, f"column {column.name!r} has a number that is none")
-            levels = (*column.levels, *([] if column.reference is None else [column.reference]))
-            _must(all(isinstance(level, str) for level in levels)
-                  and len(set(levels)) == len(levels) and isinstance(column.origin, int)
-                  and (column.kind == "category" or not (levels or column.pooled)),
-                  f"column {column.name!r} has levels that are none")
+        _must(all(column.is_one for column in self.columns), "a column is none")
 
 
 def _texts(parts: Any) -> tuple[str, ...]:
