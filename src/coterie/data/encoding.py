@@ -71,7 +71,7 @@ from coterie.data.summary import (
 from coterie.data.summary import TASKS as TASKS
 from coterie.data.summary import Task as Task
 from coterie.data.users import Users
-from coterie.data.validation import check_unique, show, suggest
+from coterie.data.validation import check_unique, must, show, suggest, texts_of
 
 ClassKind = Literal["str", "int", "float", "bool"]
 
@@ -360,9 +360,9 @@ class Recipe:
     def from_json(cls, d: dict[str, Any]) -> Recipe:
         """The recipe that `to_json` gives."""
         try:
-            columns = tuple(Column(**{**c, "levels": _texts(c["levels"])}) for c in d["columns"])
-            made = cls(**{**d, "columns": columns, "classes": _texts(d["classes"]),
-                          "notes": _texts(d["notes"])})
+            columns = tuple(Column(**{**c, "levels": texts_of(c["levels"])}) for c in d["columns"])
+            made = cls(**{**d, "columns": columns, "classes": texts_of(d["classes"]),
+                          "notes": texts_of(d["notes"])})
             made._check_types()
             return made
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -377,22 +377,11 @@ class Recipe:
         TypeError : with what is wrong.
         """
         for name in (self.user, self.target):
-            _must(name is None or isinstance(name, str), "names of columns are texts")
-        _must(self.task in TASKS and self.class_kind in get_args(ClassKind),
+            must(name is None or isinstance(name, str), "names of columns are texts")
+        must(self.task in TASKS and self.class_kind in get_args(ClassKind),
               "its task does not exist")
-        _must(len(set(self.classes)) == len(self.classes), "a class comes twice")
-        _must(all(column.is_one for column in self.columns), "a column is none")
-
-
-def _texts(parts: Any) -> tuple[str, ...]:
-    _must(isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts),
-          "a list of texts was expected")
-    return tuple(parts)
-
-
-def _must(good: bool, complaint: str) -> None:
-    if not good:
-        raise TypeError(complaint)
+        must(len(set(self.classes)) == len(self.classes), "a class comes twice")
+        must(all(column.is_one for column in self.columns), "a column is none")
 
 
 def _with_all_users(X: Array, y: Array, names: list[Any], kept: Flags,
