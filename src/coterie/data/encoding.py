@@ -370,16 +370,10 @@ class Recipe:
                                remedy="Pass what Recipe.to_json gives") from error
 
     def _check_types(self) -> None:
-        """Refuse what no recipe that is learned has.
-
-        Raises
-        ------
-        TypeError : with what is wrong.
-        """
+        """Refuse what no recipe that is learned has, with a TypeError."""
         for name in (self.user, self.target):
             must(name is None or isinstance(name, str), "names of columns are texts")
-        must(self.task in TASKS and self.class_kind in get_args(ClassKind),
-              "its task does not exist")
+        must(self.task in TASKS and self.class_kind in get_args(ClassKind), "there is no such task")
         must(len(set(self.classes)) == len(self.classes), "a class comes twice")
         must(all(column.is_one for column in self.columns), "a column is none")
 
