@@ -81,6 +81,20 @@ class Column:
         return encoded
 
     @property
+    def is_one(self) -> bool:
+        """Whether all parts have their types, and numbers are of a usual size."""
+        levels = (*self.levels, *self._reference)
+        numbers = ((self.fill, LARGEST), (self.origin, 2**62))
+        return (isinstance(self.name, str) and isinstance(self.origin, int)
+                and self.kind in ("number", "category", "flag", "date", "duration")
+                and isinstance(self.pooled, bool) and isinstance(self.missing, bool)
+                and all(isinstance(level, str) for level in levels)
+                and len(set(levels)) == len(levels)
+                and (self.kind == "category" or not (levels or self.pooled))
+                and all(isinstance(number, (int, float)) and not isinstance(number, bool)
+                        and abs(number) <= most for number, most in numbers))
+
+    @property
     def _reference(self) -> tuple[str, ...]:
         return () if self.reference is None else (self.reference,)
 

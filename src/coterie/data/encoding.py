@@ -42,8 +42,8 @@ import numpy as np
 
 from coterie.base.errors import ROW, InvalidInput
 from coterie.base.types import Array, Flags
+from coterie.data.columns import Column as Column
 from coterie.data.columns import (
-    LARGEST,
     as_texts,
     check_size,
     first_text,
@@ -52,7 +52,6 @@ from coterie.data.columns import (
     positions,
     text_key,
 )
-from coterie.data.columns import Column as Column
 from coterie.data.files import fingerprint as fingerprint
 from coterie.data.files import read_table as read_table
 from coterie.data.frames import as_frame, read_cells, row_names
@@ -69,10 +68,9 @@ from coterie.data.summary import (
 from coterie.data.summary import TASKS as TASKS
 from coterie.data.summary import Task as Task
 from coterie.data.users import Users
-from coterie.data.validation import check_unique, show, suggest
+from coterie.data.validation import check_unique, must, show, suggest, texts_of
 
 ClassKind = Literal["str", "int", "float", "bool"]
-_ENCODED = ("number", "category", "flag", "date", "duration")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,9 +357,9 @@ class Recipe:
     def from_json(cls, d: dict[str, Any]) -> Recipe:
         """The recipe that `to_json` gives."""
         try:
-            columns = tuple(Column(**{**c, "levels": _texts(c["levels"])}) for c in d["columns"])
-            made = cls(**{**d, "columns": columns, "classes": _texts(d["classes"]),
-                          "notes": _texts(d["notes"])})
+            columns = tuple(Column(**{**c, "levels": texts_of(c["levels"])}) for c in d["columns"])
+            made = cls(**{**d, "columns": columns, "classes": texts_of(d["classes"]),
+                          "notes": texts_of(d["notes"])})
             made._check_types()
             return made
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -369,40 +367,12 @@ class Recipe:
                                remedy="Pass what Recipe.to_json gives") from error
 
     def _check_types(self) -> None:
-        """Refuse what no recipe that is learned has.
-
-        Raises
-        ------
-        TypeError : with what is wrong.
-        """
+        """Refuse what no recipe that is learned has, with a TypeError."""
         for name in (self.user, self.target):
-            _must(name is None or isinstance(name, str), "names of columns are texts")
-        _must(self.task in TASKS and self.class_kind in get_args(ClassKind),
-              "its task does not exist")
-        _must(len(set(self.classes)) == len(self.classes), "a class comes twice")
-        for column in self.columns:
-            good = (isinstance(column.name, str) and column.kind in _ENCODED
-                    and all(isinstance(flag, bool) for flag in (column.pooled, column.missing)))
-            _must(good, "a column has no name, or is of no kind")
-            for number, most in ((column.fill, LARGEST), (column.origin, 2**62)):
-                _must(isinstance(number, (int, float)) and not isinstance(number, bool)
-                      and abs(number) <= most, f"column {column.name!r} has a number that is none")
-            levels = (*column.levels, *([] if column.reference is None else [column.reference]))
-            _must(all(isinstance(level, str) for level in levels)
-                  and len(set(levels)) == len(levels) and isinstance(column.origin, int)
-                  and (column.kind == "category" or not (levels or column.pooled)),
-                  f"column {column.name!r} has levels that are none")
-
-
-def _texts(parts: Any) -> tuple[str, ...]:
-    _must(isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts),
-          "a list of texts was expected")
-    return tuple(parts)
-
-
-def _must(good: bool, complaint: str) -> None:
-    if not good:
-        raise TypeError(complaint)
+            must(name is None or isinstance(name, str), "names of columns are texts")
+        must(self.task in TASKS and self.class_kind in get_args(ClassKind), "there is no such task")
+        must(len(set(self.classes)) == len(self.classes), "a class comes twice")
+        must(all(column.is_one for column in self.columns), "a column is none")
 
 
 def _with_all_users(X: Array, y: Array, names: list[Any], kept: Flags,

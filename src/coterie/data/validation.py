@@ -173,3 +173,16 @@ def suggest(name: Any, known: Collection[Any]) -> str:
         folded[text] for text in difflib.get_close_matches(str(name).casefold(), list(folded), n=1)]
     return ((f"Did you mean {show(texts[close[0]])}? " if close else "")
             + f"There are: {show(*known)}")
+
+
+def texts_of(parts: Any) -> tuple[str, ...]:
+    """A list of texts as a tuple."""
+    must(isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts),
+          "a list of texts was expected")
+    return tuple(parts)
+
+
+def must(good: bool, complaint: str) -> None:
+    """Raise TypeError with the complaint unless it is good."""
+    if not good:
+        raise TypeError(complaint)
