@@ -201,7 +201,7 @@ def test_several_classes_and_two_in_the_symmetric_form(loss, logistic):
 
 def test_counts_are_predicted_as_means():
     data = Data("poisson", n_users=6, separation=1.0)
-    learner = data.fitted()
+    learner = data.fitted(average="off")
     mean = np.exp((learner.coef_[data.users - 100] * data.X).sum(axis=1) + learner.intercept_[data.users - 100])
     assert learner.predict(data.X, users=data.users) == pytest.approx(mean)
     assert 0 < learner.score(data.X, data.y, users=data.users) <= 1

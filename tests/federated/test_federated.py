@@ -626,8 +626,9 @@ def test_no_message_to_a_user_holds_rows_of_another(algorithm):
 
 @every_algorithm
 def test_silent_users_leave_no_bound(algorithm):
+    """Half of all users, who are waited for whatever it takes."""
     problem = points()
-    away = np.tile(np.arange(8) == 3, (2, 1))
+    away = np.tile(np.arange(8) % 2 == 1, (2, 1))
     run = federated(problem, algorithm, faults=ct.Faults(away=away), max_rounds=60)
     assert run.status is UNANSWERED
     assert run.gap == np.inf
@@ -643,9 +644,18 @@ def test_users_who_fall_silent_late_leave_no_bound(algorithm):
     problem = points()
 
     def change(queries, pairs):
-        return [(user, reply) for user, reply in pairs if queries.kind != "certify" or user != 3]
+        return [(user, reply) for user, reply in pairs if queries.kind != "certify" or user % 2 == 0]
     run, _ = spied(problem, algorithm, change, max_rounds=100)
     assert (run.status, run.gap, run.certificate.bound) == (UNANSWERED, np.inf, -np.inf)
+
+
+@every_algorithm
+def test_a_few_users_who_are_silent_for_long_are_set_aside(algorithm):
+    problem = points()
+    run = federated(problem, algorithm, faults=ct.Faults(away=np.tile(np.arange(8) == 3, (2, 1))))
+    assert list(run.aside) == [3]
+    assert "100 queries in a row" in run.aside[3]
+    agrees(run, without(3, problem))
 
 
 @every_algorithm

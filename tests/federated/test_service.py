@@ -104,7 +104,8 @@ def test_unknown_settings_are_refused():
 
 def test_a_table_is_read_again_when_it_has_changed(tmp_path, monkeypatch):
     file, read = tmp_path / "t.csv", []
-    monkeypatch.setattr(sources, "read_table", lambda *words: read.append(words) or read_table(*words))
+    monkeypatch.setattr(sources, "read_table",
+                        lambda *words, **more: read.append(words) or read_table(*words, **more))
     config = {"data": "csv", "path": str(file), "user": "who"}
     read_once = sources.TableReader()
     for text, times in (("who,x\na,1\n", 1), ("who,x\na,1\nb,20\n", 2)):

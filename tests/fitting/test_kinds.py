@@ -19,7 +19,7 @@ from coterie.groups.partitions import Partition
 from coterie.groups.random_effects import learn_spread
 from coterie.groups.summaries import Hypotheses, RowsSource, Summaries, ask_evidence, evidence_of, summarise
 
-QUICK = Settings(task="regression", n_lams=3)
+QUICK = Settings(task="regression", n_lams=3, average="off")
 
 
 def panel(spread: list[float], *, n_users: int = 24, rows: int = 12, noise: float = 0.5, seed: int = 0,

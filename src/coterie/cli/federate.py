@@ -90,7 +90,8 @@ _Participation = Annotated[float, Opt(help="Share of the users asked per round."
 _MaxRounds = Annotated[int, Opt(help="Largest number of rounds; 0: the algorithm's own limit.",
                                 min=0)]
 _Patience = Annotated[int, Opt(
-    help="Unanswered queries in a row after which a user is excluded; 0: no limit.", min=0)]
+    help="Unanswered queries in a row after which a user is excluded; 0: 100, and no "
+         "limit where half of all users are silent.", min=0)]
 _Seed = Annotated[int, Opt(help="Seed of all random numbers.", min=0)]
 _Runtime = Annotated[str, Opt(help=f"One of: {', '.join(RUNTIMES)}.")]
 _Cluster = Annotated[int, Opt(help="Number of nodes to start on this machine, on Flower.", min=1)]

@@ -96,7 +96,7 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
         that every user holds out; 0.2 by default with lam="auto". `held_out` is the earlier name.
     faults : what goes wrong on the way; nothing unless given.
     patience : how many queries in a row a user may leave unanswered before it is excluded; None for
-        no limit.
+        100, and for no limit where half of all users or more are silent.
     checkpoint, every : a folder in which the run is saved every so many rounds; called again, the
         run continues.
     settings : of the fit with lam="auto"; the arguments `seed`, `tol`, `holdout` and `loss` come
