@@ -55,7 +55,7 @@ class Newcomers(NamedTuple):
 def sentences_of(groups: Iterable[int]) -> list[str]:
     """How many newcomers are in which group."""
     return [f"{many(size, 'newcomer')} "
-            f"{f'in group {group}' if group >= 0 else 'with a model from own rows'}."
+            f"{f'in group {group + 1}' if group >= 0 else 'with a model from own rows'}."
             for group, size in sorted(Counter(groups).items())]
 
 
