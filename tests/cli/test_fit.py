@@ -802,7 +802,8 @@ def cut(at: int, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> bool:
 
 def check_complete(folder: Path) -> None:
     """Every file that is in its place is complete."""
-    for file in (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".new"):
+    for file in (file for file in folder.rglob("*") if file.is_file()
+                 and file.suffix != ".new" and file.name != ".lock"):
         if file.suffix == ".coterie":
             unpack(file.read_bytes())
         elif file.suffix == ".json":

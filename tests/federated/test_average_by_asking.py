@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import coterie as ct
-from coterie.base.errors import CoterieWarning, InvalidInput
+from coterie.base.errors import InvalidInput
 from coterie.base.storage import packed, square, triangle, unpacked
 from coterie.federated.bounds import objection
 from coterie.federated.client import Data
@@ -153,9 +153,9 @@ def test_who_declines_is_not_set_aside_and_there_is_no_average(monkeypatch):
 
     monkeypatch.setattr(nodes, "exchange", refusing)
     deployment = Deployment(loss="squared", standardize="True", holdout=0.2)
-    with pytest.warns(CoterieWarning, match="no average.*'u00' does not answer: its owner does not"):
-        fitted = fit_federation(nodes, deployment, Settings(task="regression", loss="squared"))
+    fitted = fit_federation(nodes, deployment, Settings(task="regression", loss="squared"))
     assert fitted.average is None
+    assert "There is no average of kinds of models: 'u00' does not answer: its owner does not." in fitted.why
     assert not fitted.account.aside
     assert len(fitted.solution.models) == 12
 

@@ -598,7 +598,7 @@ def wire(tmp_path_factory) -> Iterator[Cluster]:
     """
     folder = tmp_path_factory.mktemp("wire")
     configs = dealt(DATA, folder, [np.arange(k, 15, 4) for k in range(4)], data="mischief:load")
-    configs = [{**config, "switch": str(folder / f"switch-{k}")} for k, config in enumerate(configs)]
+    configs = [{**config, "args.switch": str(folder / f"switch-{k}")} for k, config in enumerate(configs)]
     cluster = Cluster(folder / "cluster", configs)
     cluster.env["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[1] / "support" / "flower_nodes"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -615,7 +615,7 @@ def wire(tmp_path_factory) -> Iterator[Cluster]:
 @pytest.fixture
 def switch(wire) -> Iterator[Any]:
     """Tell a node how to behave; it forgets after the test."""
-    files = [Path(config["switch"]) for config in wire.configs]
+    files = [Path(config["args.switch"]) for config in wire.configs]
     yield lambda node, word: files[node].write_text(word)
     for file in files:
         file.unlink(missing_ok=True)
@@ -834,29 +834,7 @@ def test_what_flower_prints_is_not_coloured(tmp_path, monkeypatch):
     assert "FORCE_COLOR" not in Cluster(tmp_path).env
 
 
-def test_keys_and_apps_are_written(tmp_path):
-    done = command("keys", "--host", "fl.example.org", "--host", "10.0.0.1", "--nodes", "2", "--out", "keys",
-                   cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == [
-        "ca.crt", "ca.key", "node-0", "node-0.pub", "node-1", "node-1.pub", "server.key", "server.pem"]
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-
-    certificate, authority = (x509.load_pem_x509_certificate((tmp_path / "keys" / name).read_bytes())
-                              for name in ("server.pem", "ca.crt"))
-    certificate.verify_directly_issued_by(authority)
-    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert [str(name.value) for name in names] == ["fl.example.org", "10.0.0.1"]
-    for name in ("ca.key", "server.key", "node-0"):
-        assert (tmp_path / "keys" / name).stat().st_mode & 0o077 == 0
-    private = load_ssh_private_key((tmp_path / "keys" / "node-0").read_bytes(), None)
-    public = load_ssh_public_key((tmp_path / "keys" / "node-0.pub").read_bytes())
-    assert private.public_key().public_numbers() == public.public_numbers()
-    again = command("keys", "--nodes", "1", "--out", "keys", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "already" in again.stderr
-
+def test_apps_are_written(tmp_path):
     done = command("write-app", "--out", "app", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     written = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())

@@ -197,7 +197,7 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
         lam = path[index].lam
     solution = _state_problem(source, choice, shared[0], lam, settings)
     # 6. An average, where it is better; and without the held-out rows.
-    averages = _find_averages(source, choices, settings, work)
+    averages, declined = _find_averages(source, choices, settings, work)
     # 7. Certificate and scores.
     work.show("certificate and scores")
     tested = None if len(choices) == 1 else Judged(
@@ -212,6 +212,7 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
     average = averages[0]
     if average is not None and average.used:
         why = f"{average.sentence(sharing.kind)} {why}"
+    why += declined
     stability = None
     if 1 < sharing.n_groups < len(sharing.labels) and sharing.kind != "alone":
         work.show("stability of the groups")
@@ -227,13 +228,13 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
 
 
 def _find_averages(source: FitSource, choices: list[Chosen], settings: Settings,
-                   work: Work) -> tuple[Average | None, Average | None]:
+                   work: Work) -> tuple[tuple[Average | None, Average | None], str]:
     """What predicts, from all rows, and from those that are not held out: made anew, so that scores
-    are those of the models that predict.
+    are those of the models that predict. Users need not answer; then a sentence says who does not.
     """
     found: list[Average | None] = [None, None]
     if choices[0].known is None or not possible(settings, source.units, source.sizes[0]):
-        return None, None
+        return (None, None), ""
     work.show("average of kinds of models")
     try:
         for k, choice in enumerate(choices):
@@ -242,11 +243,10 @@ def _find_averages(source: FitSource, choices: list[Chosen], settings: Settings,
             if first is None or not first.used:
                 break
     except Declined as error:  # without scores of its own there is none
-        warnings.warn(f"no average of kinds of models: {error}", CoterieWarning, stacklevel=2)
-        return None, None
+        return (None, None), f" There is no average of kinds of models: {error}."
     except np.linalg.LinAlgError:  # the kind needs none of these models
-        return None, None
-    return found[0], found[1]
+        return (None, None), ""
+    return (found[0], found[1]), ""
 
 
 def with_learned_ridge(units: Units, known: Summaries, sharing: Sharing) -> Units:

@@ -4,7 +4,7 @@ Run as a script, with the folder of another version of coterie in PYTHONPATH, it
 that version: `python one_fit.py FILE`, where FILE holds the arguments and gets the answer.
 """
 
-import pickle
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,4 +30,4 @@ def fit_and_predict(train: Any, test: Any, user: str, target: str, task: str,
 
 if __name__ == "__main__":
     file = Path(sys.argv[1])
-    file.write_bytes(pickle.dumps(fit_and_predict(*pickle.loads(file.read_bytes()))))
+    file.write_text(json.dumps(fit_and_predict(*json.loads(file.read_text("utf-8")))), "utf-8")

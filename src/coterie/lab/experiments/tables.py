@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import math
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -287,10 +287,10 @@ def predict_coterie(loaded: Loaded, train: Flags, source: Path | None = None) ->
 def _elsewhere(given: tuple[Any, ...], source: Path) -> dict[str, list[Any]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "arguments")
-        file.write_bytes(pickle.dumps(given))
+        file.write_text(json.dumps(given), "utf-8")
         subprocess.run([sys.executable, "-W", "ignore", one_fit.__file__, str(file)], check=True,
                        env={**os.environ, "PYTHONPATH": str(source.resolve())}, cwd=folder)
-        columns: dict[str, list[Any]] = pickle.loads(file.read_bytes())
+        columns: dict[str, list[Any]] = json.loads(file.read_text("utf-8"))
         return columns
 
 
