@@ -37,7 +37,7 @@ MOVED = {
     "federated.answers": "federated.client", "federated.fit_by_asking": "federated.fit",
     "federated.joining": "federated.client", "federated.oracle": "federated.fit",
     "federated.together": "federated.fit", "fitting.oracle": "fitting.sources",
-    "fitting.work": "fitting.settings",
+    "fitting.proof": "fitting.result", "fitting.work": "fitting.settings",
     "federated.algorithms.participation": "federated.algorithms.base",
     "federated.config": "federated.settings", "federated.driver": "federated.session",
     "federated.introduction": "federated.admission", "federated.keeping": "federated.node",
