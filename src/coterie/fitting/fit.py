@@ -50,7 +50,7 @@ from coterie.fitting.averaging import Declined, find_average, possible
 from coterie.fitting.given import check_lam_can_be_chosen, fit_given
 from coterie.fitting.judge import ChooseParts, Chosen, judge_summaries, judge_wide
 from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
-from coterie.fitting.outliers import without_far_targets
+from coterie.fitting.prepare import without_far_targets
 from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.settings import FinishedParts, FitProgress, Settings, Work
 from coterie.fitting.sources import Around, FitSource, Judged, RowsFitSource
