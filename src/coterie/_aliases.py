@@ -38,7 +38,7 @@ MOVED = {
     "federated.joining": "federated.client", "federated.oracle": "federated.fit",
     "federated.together": "federated.fit", "fitting.oracle": "fitting.sources",
     "fitting.outliers": "fitting.prepare", "fitting.proof": "fitting.result",
-    "fitting.work": "fitting.settings",
+    "fitting.stability": "fitting.inference", "fitting.work": "fitting.settings",
     "federated.algorithms.participation": "federated.algorithms.base",
     "federated.config": "federated.settings", "federated.driver": "federated.session",
     "federated.introduction": "federated.admission", "federated.keeping": "federated.node",

@@ -48,13 +48,13 @@ from coterie.data.users import Participants, Split, Users
 from coterie.fitting.average import Average
 from coterie.fitting.averaging import Declined, find_average, possible
 from coterie.fitting.given import check_lam_can_be_chosen, fit_given
+from coterie.fitting.inference import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.judge import ChooseParts, Chosen, judge_summaries, judge_wide
 from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
 from coterie.fitting.prepare import without_far_targets
 from coterie.fitting.result import Fit, SentModels
 from coterie.fitting.settings import FinishedParts, FitProgress, Settings, Work
 from coterie.fitting.sources import Around, FitSource, Judged, RowsFitSource
-from coterie.fitting.stability import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.units import Units, learn_units
 from coterie.groups.search import SearchOptions, propose, whole_problem
 from coterie.groups.spread import solve_damped

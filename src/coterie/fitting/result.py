@@ -22,12 +22,11 @@ from coterie.convex.path import Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
 from coterie.fitting.average import Average
-from coterie.fitting.inference import CentreSummary, summarise_centres
+from coterie.fitting.inference import CentreSummary, Stability, summarise_centres
 from coterie.fitting.kinds import Kind, group_centres, kind_of, loss_of_newcomers
 from coterie.fitting.predictions import Predictor, PredictsRows, models_by_name
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
-from coterie.fitting.stability import Stability
 from coterie.fitting.units import Units
 from coterie.problem.account import Account, Accounted, entry
 from coterie.problem.certificates import certify

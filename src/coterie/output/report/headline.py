@@ -14,9 +14,9 @@ import numpy as np
 from coterie.base.labels import many, plural
 from coterie.base.types import Array, Ints
 from coterie.convex.path import Path
+from coterie.fitting.inference import STABLE
 from coterie.fitting.result import Fit
 from coterie.fitting.scores import Scores, mean_and_error
-from coterie.fitting.stability import STABLE
 from coterie.losses import Loss, name_of
 from coterie.output.plots.along import curves_of
 from coterie.output.report.effects import (
