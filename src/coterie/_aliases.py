@@ -42,7 +42,7 @@ MOVED = {
     "federated.algorithms.participation": "federated.algorithms.base",
     "federated.config": "federated.settings", "federated.driver": "federated.session",
     "federated.introduction": "federated.admission", "federated.keeping": "federated.node",
-    "federated.path": "federated.run",
+    "federated.metrics": "federated.entry", "federated.path": "federated.run",
     "federated.private.accounting": "federated.private.policy",
     "federated.private.home": "federated.private.release",
     "federated.private_fit": "federated.private.federation",
