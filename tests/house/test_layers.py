@@ -32,7 +32,7 @@ HOMES = {
     "sklearn": {"estimators"}, "sklearn.metrics": {"convex.choice"}, "sklearn.cluster": {"lab.baselines.clusters"},
     "sklearn.linear_model": {"lab.baselines.central"}, "sklearn.model_selection": {"lab.baselines.central"},
     "statsmodels": {"lab.baselines.central"}, "lightgbm": {"lab.baselines.central"},
-    "sklearn.datasets": {"lab.experiments.federations_data"}, "sklearn.utils.extmath": {"output.plots.data"},
+    "sklearn.datasets": {"lab.experiments.federations_data"}, "sklearn.utils.extmath": {"output.plots.base"},
 }
 
 
