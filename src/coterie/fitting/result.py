@@ -10,7 +10,7 @@ from functools import cached_property
 from html import escape
 from os import PathLike
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from coterie.fitting.predictions import Predictor, PredictsRows, models_by_name
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
+from coterie.groups.wide import CentredModels
 from coterie.problem.account import Account, Accounted, entry
 from coterie.problem.certificates import certify
 from coterie.problem.newcomers import Joined, join
@@ -57,13 +58,6 @@ class TableSource:
     drop: str = ""
     separator: str = ""
     fingerprint: str = ""
-
-
-class SentModels(NamedTuple):
-    """Centres and models that users and server have found together, in the solver's units."""
-
-    centres: Array  # (n_groups, dim)
-    models: Array  # (n_users, dim)
 
 
 #: How a fit is saved and shown: `coterie.output`, which is built on fits, enters its functions
@@ -162,7 +156,8 @@ class Fit(Accounted, PredictsRows):
     stability : how stable the groups are with other rows; None without groups.
     recipe : how the table became numbers; None for a fit of `Users`.
     table : the table; None for a fit of `Users`.
-    sent : centres and models, where they cannot be computed because the rows are with their users.
+    sent : centres and models in the solver's units, where they cannot be computed because the rows
+        are with their users.
     seconds : that the run took, from reading the table to drawing the report; 0 if it was not
         measured.
     account : of a federation; None where all data were in this process.
@@ -191,7 +186,7 @@ class Fit(Accounted, PredictsRows):
     stability: Stability | None = None
     recipe: Recipe | None = None
     table: TableSource | None = None
-    sent: SentModels | None = field(default=None, repr=False)
+    sent: CentredModels | None = field(default=None, repr=False)
     seconds: float = 0.0
     account: Account | None = field(default=None, repr=False)
     average: Average | None = field(default=None, repr=False)

@@ -21,8 +21,9 @@ from coterie.convex.path import Path
 from coterie.data.encoding import Task
 from coterie.data.users import Users
 from coterie.fitting.kinds import Count, group_centres
-from coterie.fitting.result import Fit, SentModels
+from coterie.fitting.result import Fit
 from coterie.fitting.units import Units
+from coterie.groups.wide import CentredModels
 from coterie.losses import Loss
 from coterie.losses.derived import Quadratic
 from coterie.problem.problem import Problem
@@ -77,7 +78,7 @@ class View:
     units: Units | None = None
     count: Count | None = None
     known: Array | None = None
-    sent: SentModels | None = None
+    sent: CentredModels | None = None
     stated: Problem | None = None
 
     @classmethod
