@@ -120,8 +120,7 @@ def deployed(n_nodes: int, turns: int) -> None:
             own = users.take(np.arange(k, users.n_users, n_nodes))
             np.savez(home / f"{k}.npz", X=own.features, y=own.targets,
                      user=np.array(own.names)[own.owner])
-            configs.append({"data": "npz", "path": str(home / f"{k}.npz"),
-                            "state-dir": str(home / f"state-{k}")})
+            configs.append({"data": "npz", "path": str(home / f"{k}.npz")})
         began = time.monotonic()
         with Cluster(home / "cluster", configs) as cluster:
             print(f"{n_nodes} SuperNodes, {users.n_users} users, TLS and keys", flush=True)

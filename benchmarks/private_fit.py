@@ -214,7 +214,7 @@ def measured(case: Case, epsilons: tuple[float, ...], seed: int, plain: bool) ->
     shared: dict[str, Any] = {"alone, exact": alone(case, score)}
     reference = np.nan
     if plain:
-        fit, reference = timed(lambda: ct.federate(case.users, case.loss, held_out=0.0))
+        fit, reference = timed(lambda: ct.federate(case.users, case.loss, holdout=0.0))
         shared |= {"no noise": score(fit.units, fit.models), "rounds, no noise": fit.n_rounds}
         if case.groups is not None:
             shared["ARI, no noise"] = adjusted_rand_score(case.groups, fit.labels)

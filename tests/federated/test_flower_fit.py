@@ -221,7 +221,7 @@ def test_whom_a_node_refuses_is_set_aside_and_the_run_says_so(hospitals, togethe
     np.testing.assert_array_equal(run.labels, alone.labels)
     assert run.gap <= 1e-6
     assert run.info["aside"]["altona 3"] == fitted.aside["altona 3"]
-    assert "10 users excluded (altona 1: its node refuses" in (out / "report.html").read_text()
+    assert "10 users set aside (altona 1: its node refuses" in (out / "report.html").read_text()
     assert [line.stage for line in fitted.history] == ["moments", "moments", "certify"]
     again = serve(Nodes(nodes), out)  # continued from the checkpoint, with the same users
     assert again.aside == fitted.aside

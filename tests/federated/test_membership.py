@@ -131,6 +131,18 @@ def test_those_who_leave_are_gone(run, tmp_path):
     assert len(third.names) == 7
 
 
+@pytest.mark.slow
+def test_moments_of_those_who_stay_give_no_average(tmp_path):
+    frame = rows(list(range(12)), n=16, spread=1.0).with_columns(y=pl.col("y") + 3 * (2 * pl.col("x")).cos())
+    run = federate(frame, tmp_path / "run")
+    assert run.average is not None  # with the rows there is one
+    rest = leave_run(run, ["u03"], tmp_path / "rest")
+    assert rest.average is None
+    others = frame.filter(pl.col("who") != "u03")
+    alike = ct.fit_table(others, user="who", target="y", settings=replace(run.settings, average="off"))
+    np.testing.assert_allclose(rest.coefficients, alike.coefficients, atol=1e-6)
+
+
 def test_who_cannot_leave(run, tmp_path):
     with pytest.raises(ct.InvalidInput, match="'nobody' is not in"):
         leave_run(run, ["nobody"], tmp_path / "out")

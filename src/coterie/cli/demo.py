@@ -149,7 +149,7 @@ def _groups(solution: Solution, data: Dataset) -> Table:
     for k in range(solution.n_clusters):
         members = solution.labels == k
         kinds = zip(*np.unique(data.clusters[members], return_counts=True), strict=True)
-        table.add_row(str(k), str(int(members.sum())),
+        table.add_row(str(k + 1), str(int(members.sum())),
                       ", ".join(f"{n} of kind {kind}" for kind, n in kinds),
                       "  ".join(f"{value:+.4f}" for value in models[members][0]))
     return table

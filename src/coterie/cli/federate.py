@@ -90,7 +90,7 @@ _Participation = Annotated[float, Opt(help="Share of the users asked per round."
 _MaxRounds = Annotated[int, Opt(help="Largest number of rounds; 0: the algorithm's own limit.",
                                 min=0)]
 _Patience = Annotated[int, Opt(
-    help="Unanswered queries in a row after which a user is excluded; 0: 100, and no "
+    help="Unanswered queries in a row after which a user is set aside; 0: 100, and no "
          "limit where half of all users are silent.", min=0)]
 _Seed = Annotated[int, Opt(help="Seed of all random numbers.", min=0)]
 _Runtime = Annotated[str, Opt(help=f"One of: {', '.join(RUNTIMES)}.")]

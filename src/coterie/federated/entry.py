@@ -106,7 +106,7 @@ def federate(users: Users, loss: Loss | str | None = None, lam: float | Literal[
     holdout, held_out : rows of the same users on which models are scored, or the share of its rows
         that every user holds out; 0.2 by default with lam="auto". `held_out` is the earlier name.
     faults : what goes wrong on the way; nothing unless given.
-    patience : how many queries in a row a user may leave unanswered before it is excluded; None for
+    patience : queries in a row that a user may leave unanswered before it is set aside; None for
         100, and for no limit where half of all users or more are silent.
     checkpoint, every : a folder in which the run is saved every so many rounds; called again, the
         run continues.

@@ -55,7 +55,7 @@ class Newcomers(NamedTuple):
 def sentences_of(groups: Iterable[int]) -> list[str]:
     """How many newcomers are in which group."""
     return [f"{many(size, 'newcomer')} "
-            f"{f'in group {group}' if group >= 0 else 'with a model from own rows'}."
+            f"{f'in group {group + 1}' if group >= 0 else 'with a model from own rows'}."
             for group, size in sorted(Counter(groups).items())]
 
 
@@ -138,8 +138,8 @@ def write_newcomers(newcomers: Newcomers, run: Run, file: Path) -> None:
 def leave_run(run: Run, names: Collection[str], out: Path) -> Fit:
     """Fit again without some users, from the second moments of the others; nobody is asked.
 
-    The certificate is the server's own, from the moments. The numbers of those who left are in no
-    file of `out`.
+    The certificate is the server's own, from the moments. There is no average, which needs other
+    sums. The numbers of those who left are in no file of `out`.
 
     Parameters
     ----------
@@ -181,7 +181,8 @@ def leave_run(run: Run, names: Collection[str], out: Path) -> Fit:
     everything = parts[0] if len(parts) == 1 else parts[0].add(parts[1])
     users = [part.users(agreement.names, agreement.features) for part in (everything, *parts)]
     split = None if len(parts) == 1 else Split(users[1], users[2].take([]), users[2])
-    fitted = replace(fit(users[0], run.settings, split=split), recipe=run.recipe)
+    settings = replace(run.settings, average="off")  # moments have neither curves nor folds
+    fitted = replace(fit(users[0], settings, split=split), recipe=run.recipe)
     _keep_checkpoint(out / "checkpoint", agreement, {**saved, "arrays": arrays, "accounts": {
         key: account[stay] for key, account in saved["accounts"].items()}})
     return fitted

@@ -152,7 +152,7 @@ class Session:
 
         Raises
         ------
-        Incompatible : all users are excluded.
+        Incompatible : all users are set aside.
         """
         turn, queries = state.round, method.ask(state)
         state, replies = method.asked(state), self.runtime.exchange(queries)
@@ -171,14 +171,14 @@ class Session:
         """The state without these users, with a word in the log about each."""
         known = [user for user, _ in refused if 0 <= user < len(self.names)]
         for user, reason in refused:
-            said = f"excluded user {self.names[user]!r}" if user in known else \
+            said = f"set aside user {self.names[user]!r}" if user in known else \
                 f"ignored a reply of user number {user}"
             log.warning("round %d: %s: %s", turn, said, reason)
             self.refused.append((turn, user, reason))
         state = method.exclude(state, np.array(known, dtype=np.int64)) if known else state
         if state.aside.all() and self.refused:
             turn, name, reason = self.refusals[-1]
-            raise Incompatible("All users were excluded, so nothing is left to solve; the last, "
+            raise Incompatible("All users were set aside, so nothing is left to solve; the last, "
                                f"{name!r} in round {turn}: {reason}.")
         return state
 

@@ -65,7 +65,7 @@ class FederationSettings:
     seed : of everything random; the same seed gives the same result.
     tol : the certified relative gap at which the run ends.
     max_rounds : rounds after which it ends in any case; None for the algorithm's own limit.
-    patience : how many queries in a row a user may leave unanswered before it is excluded; None for
+    patience : queries in a row that a user may leave unanswered before it is set aside; None for
         no limit.
     start : models to start from, (dim,) or (n_users, dim); an algorithm that finds them; or the
         state of a run of the same algorithm. Zero models unless given.

@@ -212,7 +212,7 @@ class Stages:
                 return now
             raise Incompatible("Some users did not send their local models, and the weights need "
                                "all of them. Give a graph, or patience=, after which silent users "
-                               "are excluded.")
+                               "are set aside.")
         users, dim = np.flatnonzero(~state.aside), self.federation.dim
         rows = state.collected[users]
         local = LocalModels(rows[:, :dim], square(rows[:, dim:-1], dim),

@@ -150,7 +150,7 @@ class Fit(Accounted, PredictsRows):
     together : (dim,) one model for all, for users who are not among those of the fit.
     why : the reason for the chosen lam, a sentence.
     scores : on held-out rows; None where none were held out.
-    compared : the mean loss of each kind of models on rows that were left out to choose the kind.
+    compared : the loss of each kind of models by which the kind was chosen, a mean over users.
     compared_errors : for each kind, the standard error over users of its difference from the chosen
         kind.
     stability : how stable the groups are with other rows; None without groups.

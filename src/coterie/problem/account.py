@@ -18,7 +18,7 @@ class Account:
     ledger : everything that was sent.
     history : one line for every round, certificates included.
     refusals : round, user and reason of every reply that was rejected.
-    aside : the users who were excluded, or whose nodes refused to take part, with the reason; the
+    aside : the users who were set aside, or whose nodes refused to take part, with the reason; the
         result is that of the others.
     scores : (n_users, 3) held-out loss, correct predictions and rows of every user, of a run at a
         given lam; None where no rows were held out.
@@ -50,7 +50,7 @@ class Account:
         return len(self.history)
 
     def __str__(self) -> str:
-        left = f" {many(len(self.aside), 'user')} excluded." if self.aside else ""
+        left = f" {many(len(self.aside), 'user')} set aside." if self.aside else ""
         return f"{self.n_rounds} rounds, {self.ledger}.{left}"
 
 
@@ -70,5 +70,5 @@ class Accounted:
 
     ledger = entry("ledger", "Of a federation: everything that was sent.")
     refusals = entry("refusals", "Of a federation: round, user and reason of rejected replies.")
-    aside = entry("aside", "Of a federation: the users who were excluded, and why.")
+    aside = entry("aside", "Of a federation: the users who were set aside, and why.")
     n_rounds = entry("n_rounds", "Of a federation: the number of rounds.")

@@ -192,7 +192,7 @@ class Solution(Accounted):
         The last step size of the solver, used by a warm start.
     account
         What a federation took, and who took part; None where all data were in this process. Then
-        the problem is that of the users who were not excluded.
+        the problem is that of the users who were not set aside.
     labels
         (n_users,) the group of each user, from 0 in order of first appearance.
 

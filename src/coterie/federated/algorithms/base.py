@@ -135,7 +135,7 @@ class Federation:
     participation : which users are asked in a round.
     seed : seed of all random choices.
     features : names of the users' columns.
-    patience : number of unanswered queries in a row after which a user is excluded; None for 100,
+    patience : number of unanswered queries in a row after which a user is set aside; None for 100,
         and for no limit where half of all users or more are silent.
 
     Raises

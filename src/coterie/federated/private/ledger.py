@@ -43,6 +43,9 @@ CREATE TABLE IF NOT EXISTS releases (user TEXT, key TEXT, mu REAL NOT NULL, data
                                      time REAL NOT NULL, PRIMARY KEY (user, key));
 CREATE TABLE IF NOT EXISTS groupings (user TEXT, key TEXT, grouping TEXT NOT NULL,
                                       PRIMARY KEY (user, key));
+CREATE TABLE IF NOT EXISTS spending (grouping TEXT, person TEXT, square REAL NOT NULL,
+                                     PRIMARY KEY (grouping, person));
+CREATE TABLE IF NOT EXISTS most (grouping TEXT PRIMARY KEY, square REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY, time REAL, run TEXT, round INTEGER,
                                     user TEXT, kind TEXT, numbers INTEGER, bytes INTEGER,
                                     question TEXT, reason TEXT);
@@ -134,6 +137,7 @@ class NodeLedger:
             # What is entered survives a power failure.
             self._base.execute("PRAGMA synchronous = EXTRA")
             self._base.executescript(_SCHEMA)
+            self._sum_releases()
         except (OSError, sqlite3.Error) as error:
             raise InvalidInput(f"the ledger in {folder} cannot be used: {error}", remedy="Name a "
                                "folder of your own as ledger-dir, or restore the ledger") from error
@@ -220,6 +224,7 @@ class NodeLedger:
             base.execute("INSERT INTO releases VALUES (?, ?, ?, ?, ?)",
                          (_text(user), key, mu, data, time.time()))
             base.execute("INSERT INTO groupings VALUES (?, ?, ?)", (_text(user), key, grouping))
+            self._add(user, grouping, mu)
         return data
 
     def _refusal(self, total: float) -> str:
@@ -237,16 +242,24 @@ class NodeLedger:
         return int(self._base.execute("SELECT COUNT(*) FROM releases WHERE user = ?",
                                       (_text(user),)).fetchone()[0])
 
-    def _totals(self) -> dict[str, dict[str, float]]:
-        """The sum of mu^2 of every user, by its name in one form, for each column of users."""
-        totals: dict[str, dict[str, float]] = {}
-        for user, grouping, square in self._base.execute(
-                "SELECT releases.user, COALESCE(grouping, ''), SUM(mu * mu) FROM releases "
-                "LEFT JOIN groupings ON releases.user = groupings.user AND "
-                "releases.key = groupings.key GROUP BY releases.user, 2 ORDER BY releases.user"):
-            users, person = totals.setdefault(grouping, {}), _one_form(json.loads(user))
-            users[person] = users.get(person, 0.0) + square
-        return totals
+    def _add(self, user: Any, grouping: str, mu: float) -> None:
+        """Add to the sum of mu^2 of a user, and to the largest one by this column of users."""
+        place = grouping, _one_form(user)
+        self._base.execute("INSERT INTO spending VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET "
+                           "square = square + excluded.square", (*place, mu * mu))
+        self._base.execute("INSERT INTO most SELECT grouping, square FROM spending WHERE "
+                           "grouping = ? AND person = ? ON CONFLICT DO UPDATE SET "
+                           "square = MAX(square, excluded.square)", place)
+
+    def _sum_releases(self) -> None:
+        """The sums of a ledger that has none yet."""
+        with self._transaction() as base:
+            if base.execute("SELECT 1 FROM most").fetchone() is None:
+                for user, grouping, mu in base.execute(
+                        "SELECT releases.user, COALESCE(grouping, ''), mu FROM releases "
+                        "LEFT JOIN groupings ON releases.user = groupings.user AND "
+                        "releases.key = groupings.key").fetchall():
+                    self._add(json.loads(user), grouping, mu)
 
     def spent(self, user: Any, grouping: str | None = None) -> float:
         """The mu of all releases that a row of a user may be in.
@@ -257,10 +270,14 @@ class NodeLedger:
         grouping : the column that tells users apart; the one by which the user has spent most if
             None.
         """
-        totals, person = self._totals(), _one_form(user)
-        most = {by: max(users.values()) for by, users in totals.items()}
-        columns = [by for by in totals if person in totals[by]] or [""]
-        return max(math.sqrt(totals.get(by, {}).get(person, 0.0)
+        most = dict(self._base.execute("SELECT grouping, square FROM most"))
+        own: dict[str, float] = {}
+        for by in most:
+            row = self._base.execute("SELECT square FROM spending WHERE grouping = ? AND person = "
+                                     "?", (by, _one_form(user))).fetchone()
+            own |= {} if row is None else {by: row[0]}
+        columns = list(own) or [""]
+        return max(math.sqrt(own.get(by, 0.0)
                              + sum(square for other, square in most.items() if other != by))
                    for by in (columns if grouping is None else [grouping]))
 

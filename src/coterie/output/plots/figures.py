@@ -400,7 +400,7 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
         first = int(np.flatnonzero(solution.labels == k)[0])
         size = int((solution.labels == k).sum())
         axes.plot(*separator_ends(models[first: first + 1], sign, reach)[0].T, color=colour,
-                  linewidth=2.4, zorder=3, label=f"group {k}: {size} user{'s' * (size > 1)}")
+                  linewidth=2.4, zorder=3, label=f"group {k + 1}: {size} user{'s' * (size > 1)}")
     axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal",
              xlabel=users.feature_names[0], ylabel=users.feature_names[1])
     about = (f"{solution.n_clusters} models for {users.n_users} users at lam = {solution.lam:g}\n"

@@ -359,7 +359,7 @@ def _federated(source: Any, account: Account, keep: Ints) -> dict[str, Any]:
     ledger, aside, solved = account.ledger, account.aside, isinstance(source, Solution)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in list(aside.items())[:3])
     reasons += "; ..." * (len(aside) > 3)
-    excluded = f" {many(len(aside), 'user')} excluded ({reasons})." if aside else ""
+    excluded = f" {many(len(aside), 'user')} set aside ({reasons})." if aside else ""
     part, solver = ledger.participants(), f" of {source.solver}" if solved else ""
     up, down = (ledger.bytes_of_users(way) for way in ("up", "down"))
     # A run's ledger is of all users, its problem of those who were not excluded.
