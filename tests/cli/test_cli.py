@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     ("cvxpy", "reference", "import coterie as c; users = c.Users.from_arrays([[1.], [2.]]); "
                            "c.solve(c.Problem(users, c.SquaredDistance(), lam=1), solver='reference')"),
     ("polars", "tables", "import coterie as c; c.Users.from_csv('x.csv', user='u')"),
-    ("matplotlib", "plots", "from coterie.output.plots.style import new_figure; new_figure(1, 1)"),
+    ("matplotlib", "plots", "from coterie.output.plots.base import new_figure; new_figure(1, 1)"),
 ])
 def test_a_missing_extra_names_its_install_command(tmp_path, library, extra, code):
     (tmp_path / "x.csv").write_text("u,a\n1,2\n")

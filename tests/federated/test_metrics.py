@@ -11,7 +11,7 @@ import pytest
 
 import coterie as ct
 from coterie.datasets import clustered
-from coterie.federated.metrics import writer
+from coterie.federated.entry import writer
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_tensorboard(users, tmp_path):
     from tensorboardX.proto.event_pb2 import Event
 
     code = ("import sys, coterie as ct; from coterie.datasets import clustered; "
-            "from coterie.federated.metrics import writer; "
+            "from coterie.federated.entry import writer; "
             "ct.federate(clustered('logistic', n_users=6, samples=8, n_features=2, seed=1).users, ct.Logistic(), 0.02, "
             "progress=writer('tensorboard:' + sys.argv[1]))")
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120)

@@ -11,13 +11,13 @@ from scipy.stats import chi2 as chi2_distribution
 from coterie.base.errors import InvalidInput, Refused
 from coterie.data.users import Users
 from coterie.federated.private.ledger import NodeLedger
-from coterie.federated.private.noise import discrete_normal
 from coterie.federated.private.policy import mu_of
 from coterie.federated.private.release import (
     CENTRES,
     RANGES,
     SUMMARY,
     ReleaseQuestion,
+    discrete_normal,
     release,
     rows_of,
 )

@@ -11,9 +11,9 @@ from sklearn.linear_model import LinearRegression
 import coterie as ct
 from coterie.datasets import clustered
 from coterie.fitting import Settings, fit, judge, kinds
+from coterie.fitting.inference import draw_groups, summarise_draws
 from coterie.fitting.kinds import KINDS, Sharing, choose, group_centres, handed_out, kind_of, sharing_of
 from coterie.fitting.sources import own_models
-from coterie.fitting.stability import draw_groups, summarise_draws
 from coterie.fitting.units import Units
 from coterie.groups.partitions import Partition
 from coterie.groups.random_effects import learn_spread

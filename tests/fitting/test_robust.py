@@ -11,7 +11,7 @@ import pytest
 import coterie as ct
 from coterie.convex.choice import adjusted_rand
 from coterie.fitting import Settings, fit
-from coterie.fitting.outliers import without_far_targets
+from coterie.fitting.prepare import without_far_targets
 from coterie.groups.spread import Expansions
 
 QUICK = Settings(task="regression", n_lams=3)

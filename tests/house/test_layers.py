@@ -28,11 +28,11 @@ HOMES = {
     "flwr": {"federated.flower", "federated.runtimes.cluster"},
     "cryptography": {"federated.runtimes.keys"},
     "psutil": {"federated.runtimes.cluster"}, "tomli_w": {"federated.runtimes.cluster"},
-    "tensorboardX": {"federated.metrics"}, "mlflow": {"federated.metrics"},
+    "tensorboardX": {"federated.entry"}, "mlflow": {"federated.entry"},
     "sklearn": {"estimators"}, "sklearn.metrics": {"convex.choice"}, "sklearn.cluster": {"lab.baselines.clusters"},
     "sklearn.linear_model": {"lab.baselines.central"}, "sklearn.model_selection": {"lab.baselines.central"},
     "statsmodels": {"lab.baselines.central"}, "lightgbm": {"lab.baselines.central"},
-    "sklearn.datasets": {"lab.experiments.federations_data"}, "sklearn.utils.extmath": {"output.plots.data"},
+    "sklearn.datasets": {"lab.experiments.federations_data"}, "sklearn.utils.extmath": {"output.plots.base"},
 }
 
 

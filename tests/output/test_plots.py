@@ -15,8 +15,7 @@ import coterie as ct
 from coterie import plots
 from coterie.datasets import clustered, ellipses
 from coterie.fitting import Settings, fit
-from coterie.output.plots.data import lam_positions
-from coterie.output.plots.style import looks_of
+from coterie.output.plots.base import lam_positions, looks_of
 
 LAMS = [0.01, 0.1, 1.0, 10.0]
 SIX = [[0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 2], [0, 0, 0, 1, 1, 2], [0, 0, 0, 0, 0, 0]]

@@ -2,10 +2,17 @@
 
 `federate` is for users whose data are here, `serve` for the server of a deployed federation, and
 `write` gives its result as a run folder. None of them holds a part of an algorithm.
+
+Rounds can be watched by other programs, as JSON lines, with TensorBoard or MLflow. A writer is a
+function of a `Round`, so it serves as `progress` of any run:
+
+    ct.federate(..., progress=writer("tensorboard:logs"))
 """
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,8 +22,8 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from coterie.base.errors import InvalidInput, interruptible, require
-from coterie.base.storage import json_ready
+from coterie.base.errors import InvalidInput, interruptible, require, require_extra
+from coterie.base.storage import json_ready, open_private, private_folder
 from coterie.data.files import fingerprint
 from coterie.data.users import Users
 from coterie.federated.agreement import Carrier, agree
@@ -34,6 +41,10 @@ from coterie.losses import LOSSES, Loss
 from coterie.output.runs import save
 from coterie.problem.graph import Graph
 from coterie.problem.solution import Solution
+
+Writer = Callable[[Round], None]
+_NUMBERS = ("objective", "gap", "estimate", "n_clusters", "asked", "answered", "bytes_up",
+            "bytes_down", "seconds")
 
 
 @overload
@@ -272,3 +283,61 @@ def _table_of(config: Mapping[str, Any]) -> TableSource:
     names = {name: str(config[name])
              for name in ("user", "target", "features", "drop", "separator")}
     return TableSource(data=file, fingerprint=fingerprint(file) if file else "", **names)
+
+
+def values(line: Round) -> dict[str, Any]:
+    """A round as JSON knows it: no nan, no inf."""
+    ready: dict[str, Any] = json_ready(line._asdict())
+    return ready
+
+
+def writer(spec: str) -> Writer:
+    """A writer by name: "jsonl:FILE", "tensorboard:FOLDER", "mlflow" or "mlflow:URI"."""
+    kind, _, where = spec.partition(":")
+    require(kind in _WRITERS,
+            f"unknown metrics {spec!r}", "Use jsonl:FILE, tensorboard:FOLDER or mlflow:URI")
+    return _WRITERS[kind](where)
+
+
+def _jsonl(where: str) -> Writer:
+    path = Path(where or "rounds.jsonl")
+    private_folder(path.parent)
+
+    def write(line: Round) -> None:
+        with open_private(path, "a") as file:
+            file.write(json.dumps(values(line)) + "\n")
+
+    return write
+
+
+def _tensorboard(where: str) -> Writer:
+    with require_extra("tensorboardX", "metrics", "Writing for TensorBoard"):
+        from tensorboardX import SummaryWriter
+    # It writes in another thread: close it at the end.
+    board = SummaryWriter(where or "logs", flush_secs=1)
+    atexit.register(board.close)
+
+    def write(line: Round) -> None:
+        for name, value in values(line).items():
+            if name in _NUMBERS and value is not None:
+                board.add_scalar(f"coterie/{name}", value, line.iteration)
+
+    return write
+
+
+def _mlflow(where: str) -> Writer:
+    with require_extra("mlflow-skinny", "metrics", "Writing for MLflow"):
+        import mlflow
+    if where:
+        mlflow.set_tracking_uri(where)
+
+    def write(line: Round) -> None:
+        numbers = {name: float(value) for name, value in values(line).items() if name in _NUMBERS
+                   and value is not None}
+        mlflow.log_metrics(numbers, step=line.iteration)
+
+    return write
+
+
+_WRITERS: dict[str, Callable[[str], Writer]] = {"jsonl": _jsonl, "tensorboard": _tensorboard,
+                                                "mlflow": _mlflow}

@@ -32,9 +32,8 @@ except ImportError as error:  # pragma: no cover - depends on what is installed
 from coterie.base.storage import locked, write_atomically
 from coterie.federated.agreement import Agreement, Introduction
 from coterie.federated.algorithms.base import Replies
-from coterie.federated.entry import describe, serve, write
+from coterie.federated.entry import describe, serve, write, writer
 from coterie.federated.membership import join_run, sentences_of, write_newcomers
-from coterie.federated.metrics import writer
 from coterie.federated.node import Node
 from coterie.federated.protocol.messages import (
     REFUSES,

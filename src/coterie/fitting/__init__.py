@@ -2,8 +2,7 @@
 
 from coterie.fitting.fit import fit
 from coterie.fitting.prepare import Prepared, prepare
-from coterie.fitting.proof import RunCertificate
-from coterie.fitting.result import Fit, TableSource
+from coterie.fitting.result import Fit, RunCertificate, TableSource
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, UserStatistics

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -197,27 +197,6 @@ def predicted(units: Units, X: Array, models: Array) -> Array:
 # -- weights
 
 
-class LeftOut(Protocol):
-    """What is known of the kind that was chosen, option 0, and of candidates on rows left out."""
-
-    @property
-    def n_options(self) -> int:
-        """The kind and the candidates."""
-
-    @property
-    def n_users(self) -> int:
-        """Users with rows that were left out."""
-
-    def by_user(self, weights: Array) -> Array:
-        """(n_users,) the loss of each user."""
-
-    def value(self, weights: Array) -> tuple[float, Array]:
-        """The mean over users of the loss, and its slope by the weights."""
-
-    def take(self, users: Ints) -> Self:
-        """The same of some users."""
-
-
 @dataclass(frozen=True, eq=False)
 class ErrorProducts:
     """Of numbers: products of errors, summed over rows.
@@ -239,20 +218,25 @@ class ErrorProducts:
 
     @property
     def n_options(self) -> int:
+        """The kind that was chosen, option 0, and the candidates."""
         return self.products.shape[1]
 
     @property
     def n_users(self) -> int:
+        """Users with rows that were left out."""
         return len(self.products)
 
     def by_user(self, weights: Array) -> Array:
+        """(n_users,) the loss of each user."""
         return np.asarray(0.5 * np.log(self._means(weights)[1]))
 
     def value(self, weights: Array) -> tuple[float, Array]:
+        """The mean over users of the loss, and its slope by the weights."""
         pulls, means = self._means(weights)
         return 0.5 * float(np.log(means).mean()), (pulls / means[:, None]).mean(axis=0)
 
     def take(self, users: Ints) -> Self:
+        """The same of some users."""
         return replace(self, products=self.products[users])
 
     def _means(self, weights: Array) -> tuple[Array, Array]:
@@ -309,6 +293,10 @@ class RowsLeftOut:
     def take(self, users: Ints) -> Self:
         rows = np.isin(self.owner, users)
         return self.of(self.task, self.told[rows], self.y[rows], self.owner[rows])
+
+
+#: What is known of the kind that was chosen and of candidates on rows left out.
+LeftOut = ErrorProducts | RowsLeftOut
 
 
 def weights_of(judged: LeftOut) -> Array:

@@ -346,14 +346,14 @@ def _from_rows(units: Units, users: Users, first: Ints, sharing: Sharing, frame:
         return None
     learned = learn_working(candidates, scales, sample, some, folds, settings.task, frame.limits)
     kind = _kind_left_out(units, sample, sharing_of(sharing, some), folds)
-    told = np.stack([kind, *(one.told for one in learned)], axis=1)[left]
+    told = np.stack([kind, *(found for _, found in learned)], axis=1)[left]
     judged = RowsLeftOut.of(settings.task, told, sample.targets[left], sample.owner[left])
     verdict = StackedWeights.of(judged, numbers=False, differ=sharing.differ)
     parts = []
     for k in np.flatnonzero(verdict.weights[1:] > 0):
         candidate = candidates[k]
         estimate, gradient = finish_working(candidate, scales[candidate.scale], users,
-                                            learned[k].estimate, settings.task, frame.limits)
+                                            learned[k][0], settings.task, frame.limits)
         parts.append(_part(candidate, verdict, int(k), estimate, gradient))
     return _assembled(settings.task, verdict, parts, scales, frame.limits, np.zeros(0))
 

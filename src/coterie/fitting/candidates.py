@@ -188,14 +188,6 @@ def finished(task: Task, scale: Scale, mean: Array, variance: Array, noise: floa
 # -- learning
 
 
-class Learned(NamedTuple):
-    """A candidate learned from all rows, and its predictions of rows that were left out."""
-
-    estimate: Estimate
-    told: Array  # (n_rows,)
-    errors: Array  # (n_rows,) their standard deviations
-
-
 def learn_numbers(candidates: list[Candidate],
                   sums: list[list[ModelSums]]) -> list[tuple[Estimate, list[Estimate]]]:
     """Of numbers: each candidate from all rows, and without each fold, by the sums of each fold of
@@ -294,8 +286,10 @@ class Working(NamedTuple):
 
 
 def learn_working(candidates: list[Candidate], scales: list[Scale], users: Users, some: Ints,
-                  folds: Ints, task: Task, limits: Limits) -> list[Learned]:
-    """Of classes and counts: working problems of all rows, and again without each fold."""
+                  folds: Ints, task: Task, limits: Limits) -> list[tuple[Estimate, Array]]:
+    """Of classes and counts: each candidate from all rows, and its (n_rows,) predictions of rows
+    that were left out, by working problems of all rows and again without each fold.
+    """
     assert users.targets is not None
     out = []
     for candidate in candidates:
@@ -305,15 +299,14 @@ def learn_working(candidates: list[Candidate], scales: list[Scale], users: Users
         margins = np.full(len(rows), scale.centre)
         estimate, margins = work.solve(candidate.form, None, margins, steps=_STEPS, rounds=8)
         estimate, margins = work.with_evidence(estimate, margins)
-        told, errors = np.full((2, len(rows)), np.nan)
+        told = np.full(len(rows), np.nan)
         for f in range(N_FOLDS):
             kept, left = np.flatnonzero(folds != f), np.flatnonzero(folds == f)
             fold, _ = work.take(kept).solve(candidate.form, estimate.variances, margins[kept],
                                             steps=_FOLD_STEPS, rounds=0)
             mean, variance = fold.predict(rows[left], users.owner[left])
-            told[left], errors[left] = finished(task, scale, mean, variance,
-                                                fold.variances.noise, limits)
-        out.append(Learned(estimate, told, errors))
+            told[left], _ = finished(task, scale, mean, variance, fold.variances.noise, limits)
+        out.append((estimate, told))
     return out
 
 

@@ -7,7 +7,7 @@
 
 A user knows its own sums, so that candidates are sent without their personal parts: what everybody
 shares, and the covariance. Users find the rest at home. A table answers by the functions here, and
-so do users elsewhere: a question is a list of arrays (`ColumnQuestion.arrays`), and an answer has
+so do users elsewhere: a question is a list of arrays (`GridQuestion.arrays`), and an answer has
 one row for each user.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,26 +47,6 @@ _REMEDY = "Install the same version of coterie on the server and at the nodes"
 _SLACK = 1e-6  # relative, of what answers demand of each other
 
 
-class ColumnQuestion(Protocol):
-    """One question to all users."""
-
-    @property
-    def stage(self) -> int:
-        """The position in `QUESTIONS`."""
-
-    def arrays(self) -> list[Array]:
-        """What is sent, the same to all users."""
-
-    def answer(self, users: Users, fields: Fields) -> Answer:
-        """What users answer; `fields` has a row for each of them."""
-
-    def widths(self) -> dict[str, int]:
-        """How many numbers a user answers, by field; -1 for one that is no list."""
-
-    def wrong(self, answers: Fields) -> list[str]:
-        """Why no rows give this answer, by user; "" where some do."""
-
-
 class GridQuestion(NamedTuple):
     """How many rows are in each cell.
 
@@ -81,9 +61,11 @@ class GridQuestion(NamedTuple):
 
     @property
     def stage(self) -> int:
+        """The position in `QUESTIONS`."""
         return 0
 
     def arrays(self) -> list[Array]:
+        """What is sent, the same to all users."""
         return [*self.grid, np.array([float(self.pulls)])]
 
     @classmethod
@@ -93,6 +75,7 @@ class GridQuestion(NamedTuple):
         return cls(Grid(mean, scale), bool(pulls[0]))
 
     def answer(self, users: Users, fields: Fields) -> Answer:
+        """What users answer; `fields` has a row for each of them."""
         rows, counts, pulls, own = Sketch.of(users, self.grid, pulls=self.pulls)
         n = len(rows)
         told: Answer = {"count": rows, "values": counts.reshape(n, -1).astype(np.int32),
@@ -100,11 +83,13 @@ class GridQuestion(NamedTuple):
         return told | ({"gradient": pulls.reshape(n, -1)} if self.pulls else {})
 
     def widths(self) -> dict[str, int]:
+        """How many numbers a user answers, by field; -1 for one that is no list."""
         width = self.grid.mean.shape[1]
         told = {"count": -1, "values": 2 * width * (CELLS + 1), "means": 4 * width}
         return told | ({"gradient": 2 * (width - 1) * (CELLS + 1)} if self.pulls else {})
 
     def wrong(self, answers: Fields) -> list[str]:
+        """Why no rows give this answer, by user; "" where some do."""
         rows, width = np.asarray(answers["count"]), self.grid.mean.shape[1]
         counts = answers["values"].reshape(len(rows), 2 * width, CELLS + 1)
         bad = (counts < 0).any(axis=(1, 2)) | (counts.sum(axis=2) != rows[:, None]).any(axis=1)
@@ -468,6 +453,8 @@ class HandedAverage(NamedTuple):
 
 
 QUESTIONS = (GridQuestion, SumsQuestion, LeftOutQuestion)
+#: One question to all users; `GridQuestion` says what its methods do.
+ColumnQuestion = GridQuestion | SumsQuestion | LeftOutQuestion
 
 
 def question_of(stage: int, numbers: Array, n_features: int) -> ColumnQuestion:
@@ -507,7 +494,6 @@ def _fits(question: ColumnQuestion, n_features: int) -> bool:
     if isinstance(question, GridQuestion):
         mean, scale = question.grid
         return mean.shape == scale.shape == (2, n_features + 1) and bool((scale > 0).all())
-    assert isinstance(question, (SumsQuestion, LeftOutQuestion))
     if not _frame_fits(question.frame, n_features):
         return False
     if isinstance(question, SumsQuestion):

@@ -48,17 +48,18 @@ from coterie.data.users import Participants, Split, Users
 from coterie.fitting.average import Average
 from coterie.fitting.averaging import Declined, find_average, possible
 from coterie.fitting.given import check_lam_can_be_chosen, fit_given
+from coterie.fitting.inference import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.judge import ChooseParts, Chosen, judge_summaries, judge_wide
 from coterie.fitting.kinds import Sharing, sentence_of, stated_loss, wide_models
-from coterie.fitting.outliers import without_far_targets
-from coterie.fitting.result import Fit, SentModels
+from coterie.fitting.prepare import without_far_targets
+from coterie.fitting.result import Fit
 from coterie.fitting.settings import FinishedParts, FitProgress, Settings, Work
 from coterie.fitting.sources import Around, FitSource, Judged, RowsFitSource
-from coterie.fitting.stability import draw_groups, draw_wide_groups, summarise_draws
 from coterie.fitting.units import Units, learn_units
 from coterie.groups.search import SearchOptions, propose, whole_problem
 from coterie.groups.spread import solve_damped
 from coterie.groups.summaries import Summaries, ridge_of
+from coterie.groups.wide import CentredModels
 from coterie.losses import Samples
 from coterie.losses.derived import Remote
 from coterie.losses.newton import Refining
@@ -224,7 +225,7 @@ def fit_source(source: FitSource, settings: Settings, work: Work,
     return Fit(settings=settings, units=source.units, solution=solution, path=path, chosen=index,
                together=pooled[0].centres[0], why=why, scores=scores, compared=choice.means,
                compared_errors=choice.errors, stability=stability,
-               sent=SentModels(shared[0].centres, shared[0].models), average=average)
+               sent=CentredModels(shared[0].centres, shared[0].models), average=average)
 
 
 def _find_averages(source: FitSource, choices: list[Chosen], settings: Settings,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -41,22 +41,6 @@ _TOL = 1e-4  # relative gap of solutions of which only the groups are used
 _PERSISTENT = 2.5  # the factor of lam over which clusters persist, at least
 
 
-@dataclass(frozen=True, eq=False)
-class PathPlan:
-    """A problem and where its path is solved.
-
-    Parameters
-    ----------
-    problem : with its weights.
-    lams : (n_lams,) increasing.
-    chosen : the index of the lam given; -1 where it is chosen after the path is solved.
-    """
-
-    problem: Problem
-    lams: Array
-    chosen: int
-
-
 def fit_given(inner: Users, units: Units, settings: Settings, split: Split | None,
               work: Work) -> Fit:
     """The fit of a problem as the user states it.
@@ -70,10 +54,9 @@ def fit_given(inner: Users, units: Units, settings: Settings, split: Split | Non
     work : where progress is reported, and finished parts are kept.
     """
     scores = None if split is None else score_path(split, settings, work)
-    plan = make_plan(inner, units.loss, settings, work)
-    path = solve_plan(plan, settings, work)
-    if plan.chosen >= 0:
-        index = plan.chosen
+    path, given = solve_stated(inner, units.loss, settings, work)
+    if given >= 0:
+        index = given
         why = "There is only one user." if inner.n_users == 1 else "As given."
     elif settings.task == "clustering":
         index, why = most_persistent(path)
@@ -83,7 +66,7 @@ def fit_given(inner: Users, units: Units, settings: Settings, split: Split | Non
     if chosen.duals is None:
         chosen = solve(chosen.problem, tol=settings.tol, start=chosen)
     everyone = np.zeros(inner.n_users, dtype=np.int64)
-    together = handed_out(units.loss, plan.problem.samples, everyone, settings.count)[0]
+    together = handed_out(units.loss, path.problem.samples, everyone, settings.count)[0]
     return Fit(settings=settings, units=units, solution=chosen, path=path, chosen=index,
                together=together, why=why, scores=scores)
 
@@ -96,12 +79,15 @@ def check_lam_can_be_chosen(settings: Settings, possible: bool) -> None:
                            remedy="Give lam a number, or hold out rows of users with several")
 
 
-def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work) -> PathPlan:
-    """The problem, its weights and its lams for these users."""
+def _planned(inner: Users, loss: Loss, settings: Settings, work: Work,
+             ) -> tuple[Problem, Array, int]:
+    """The problem of these users with its weights, its (n_lams,) increasing lams, and the index of
+    the lam given, -1 where it is chosen after the path is solved.
+    """
     n, k = inner.n_users, min(settings.k, max(inner.n_users - 1, 1))
     if n == 1:
         lams = np.unique([0.0, 0.0 if isinstance(settings.lam, str) else float(settings.lam)])
-        return PathPlan(_problem(inner, loss, Graph.complete(1)), lams, len(lams) - 1)
+        return _problem(inner, loss, Graph.complete(1)), lams, len(lams) - 1
     points = settings.task == "clustering" and int(inner.sizes.max()) == 1
     if settings.weights == "unit" or (n == 2 and (settings.weights != "auto" or points)):
         if n > _PAIRS:
@@ -123,9 +109,9 @@ def make_plan(inner: Users, loss: Loss, settings: Settings, work: Work) -> PathP
 
     lams = np.array(work.once("lams", grid))
     if isinstance(settings.lam, str):
-        return PathPlan(problem, lams, -1)
+        return problem, lams, -1
     lams = np.unique([*lams, float(settings.lam)])
-    return PathPlan(problem, lams, int(np.searchsorted(lams, settings.lam)))
+    return problem, lams, int(np.searchsorted(lams, settings.lam))
 
 
 def _problem(users: Users, loss: Loss, graph: Graph) -> Problem:
@@ -137,31 +123,33 @@ def _problem(users: Users, loss: Loss, graph: Graph) -> Problem:
 # -- the path: its points are solved one after the other, kept, and not solved for again
 
 
-def solve_plan(plan: PathPlan, settings: Settings, work: Work) -> Path:
-    """The path of a plan, certified to the tolerance; points that are kept are not solved again.
+def solve_stated(inner: Users, loss: Loss, settings: Settings, work: Work) -> tuple[Path, int]:
+    """The path of the problem of these users, certified to the tolerance, and the index of the lam
+    given, or -1; points that are kept are not solved again.
 
     The next point starts from the last two and the last one's duals, so that a continued run ends
     with the same bits. Only the point of a lam given keeps its duals.
     """
+    problem, lams, given = _planned(inner, loss, settings, work)
     last: dict[str, Any] = work.get("last", {"point": -1})
-    done = [_restored(plan.problem.with_lam(float(plan.lams[k])), work.get(f"point {k}"))
+    done = [_restored(problem.with_lam(float(lams[k])), work.get(f"point {k}"))
             for k in range(last["point"] + 1)]
     start = None if not done else replace(done[-1], duals=last["duals"], sigma=last["sigma"])
 
     def keep(solution: Solution, _: int) -> None:
         k = len(done)
-        shown = solution if k == plan.chosen else solution.without_duals()
+        shown = solution if k == given else solution.without_duals()
         work.keep(f"point {k}", _state(shown))
         work.keep("last", {"point": k, "duals": solution.duals, "sigma": solution.sigma})
         done.append(shown)
-        work.show("path", len(done), len(plan.lams),
+        work.show("path", len(done), len(lams),
                   f"objective {solution.objective:.6g}, gap {solution.gap:.1e}, "
                   f"{solution.n_clusters} groups")
 
-    if len(done) < len(plan.lams):
-        solve_path(plan.problem, plan.lams[len(done):], tol=settings.tol, progress=keep,
+    if len(done) < len(lams):
+        solve_path(problem, lams[len(done):], tol=settings.tol, progress=keep,
                    start=start, before=done[-2] if len(done) > 1 else None)
-    return Path(problem=plan.problem, solutions=tuple(done), tol=settings.tol)
+    return Path(problem=problem, solutions=tuple(done), tol=settings.tol), given
 
 
 def _state(solution: Solution) -> dict[str, Any]:
@@ -197,10 +185,10 @@ def score_path(split: Split, settings: Settings, work: Work) -> Scores:
                         if classes else 0)
     work = Work(work.report, work.parts, "held out: ")
     # 1. The path without the held-out rows.
-    plan = make_plan(units.inner(train), units.loss, settings, work)
-    path = solve_plan(plan, replace(settings, tol=max(settings.tol, _TOL)), work)
+    path, given = solve_stated(units.inner(train), units.loss,
+                               replace(settings, tol=max(settings.tol, _TOL)), work)
     # 2. The models of its groups, and those to compare with.
-    loss, samples = units.loss, plan.problem.samples
+    loss, samples = units.loss, path.problem.samples
     known: dict[bytes, Array] = {}
 
     def models_of(labels: Ints) -> Array:
@@ -218,7 +206,7 @@ def score_path(split: Split, settings: Settings, work: Work) -> Scores:
     judged = loss.prepare(held_out)
     with np.errstate(over="ignore"):  # a predicted count may be too large for float64
         losses = np.array([loss.values(judged, m[present]).mean() for m in models])
-    chosen = plan.chosen if plan.chosen >= 0 else int(losses.argmin())
+    chosen = given if given >= 0 else int(losses.argmin())
     points = np.stack([units.scores(m, test) for m in models])
     return Scores(metric=METRICS[settings.task], larger=classes, fitted=points[chosen],
                   alone=units.scores(alone, test), together=units.scores(pooled, test),

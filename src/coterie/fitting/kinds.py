@@ -42,7 +42,7 @@ from coterie.fitting.settings import Settings
 from coterie.groups.noise import without_ridge
 from coterie.groups.random_effects import learn_spread
 from coterie.groups.summaries import Summaries, spread_within
-from coterie.groups.wide import WideModels, fit_models
+from coterie.groups.wide import CentredModels, fit_models
 from coterie.losses import Loss, Personal, Samples
 from coterie.losses.derived import Grouped, Weighted
 from coterie.losses.personal import PersonalSamples
@@ -145,7 +145,7 @@ def handed_out(loss: Loss, samples: Samples, labels: Ints, count: Count) -> Arra
 
 def wide_models(loss: Loss, samples: Samples, labels: Ints, count: Count,
                 start: Array | None = None,
-                accurate: float = 1e-7) -> WideModels:
+                accurate: float = 1e-7) -> CentredModels:
     """The centres of groups and the models around them, where these are wide; `group_centres`
     without Newton steps.
     """

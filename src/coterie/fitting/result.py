@@ -1,36 +1,40 @@
-"""What a fit found, and what can be done with it."""
+"""What a fit found and what can be done with it; its certificate, computed without trusting what it
+says about itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from html import escape
 from os import PathLike
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from coterie.base.errors import InvalidInput
-from coterie.base.labels import group_means
+from coterie.base.labels import group_means, labels_of
 from coterie.base.types import Array, Flags, Indices, Ints
 from coterie.convex.path import Path
 from coterie.data.encoding import Recipe
 from coterie.data.users import Users
 from coterie.fitting.average import Average
-from coterie.fitting.inference import CentreSummary, summarise_centres
+from coterie.fitting.inference import CentreSummary, Stability, summarise_centres
 from coterie.fitting.kinds import Kind, group_centres, kind_of, loss_of_newcomers
 from coterie.fitting.predictions import Predictor, PredictsRows, models_by_name
-from coterie.fitting.proof import RunCertificate
 from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
-from coterie.fitting.stability import Stability
 from coterie.fitting.units import Units
+from coterie.groups.wide import CentredModels
 from coterie.problem.account import Account, Accounted, entry
+from coterie.problem.certificates import certify
 from coterie.problem.newcomers import Joined, join
-from coterie.problem.solution import Solution, outline
+from coterie.problem.problem import Problem
+from coterie.problem.solution import Certificate, Solution, outline
+from coterie.solvers import solve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +60,78 @@ class TableSource:
     fingerprint: str = ""
 
 
-class SentModels(NamedTuple):
-    """Centres and models that users and server have found together, in the solver's units."""
-
-    centres: Array  # (n_groups, dim)
-    models: Array  # (n_users, dim)
-
-
 #: How a fit is saved and shown: `coterie.output`, which is built on fits, enters its functions
 #: here.
 WRITERS: dict[str, Callable[..., FilePath]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCertificate(Certificate):
+    """A `Certificate`, and whether what the run claims agrees with it.
+
+    Parameters
+    ----------
+    n_clusters : number of groups by the models themselves.
+    tol : the certified relative gap that the run was to reach.
+    same_data : whether the table is the run's file, byte for byte; None where there is no file to
+        compare.
+    same_claims : whether the groups, their number, their kind and lam are those that the run
+        claims.
+    same_models : whether the models that predict are those of these groups.
+
+    Example
+    -------
+    >>> import coterie as ct
+    >>> problem = ct.Problem(ct.Users.from_arrays([[0.0], [1.0], [9.0]]), ct.SquaredDistance(),
+    ...                      lam=1.0)
+    >>> RunCertificate.of(problem, ct.solve(problem).models, tol=1e-6).certified
+    True
+    """
+
+    n_clusters: int
+    tol: float
+    same_data: bool | None = None
+    same_claims: bool = True
+    same_models: bool = True
+
+    @property
+    def certified(self) -> bool:
+        """Whether no other models are better by more than the tolerance, and those that predict
+        come from them.
+        """
+        return self.relative_gap <= self.tol and self.same_models
+
+    @property
+    def holds(self) -> bool:
+        """Whether the models are certified and the run's claims agree with them."""
+        return self.certified and self.same_claims
+
+    @classmethod
+    def of(cls, problem: Problem, models: Array, tol: float, *, same_data: bool | None = None,
+           same_claims: bool = True, same_models: bool = True) -> Self:
+        """Certify models of a problem.
+
+        First with duals built from the models; where these are not good enough, with those of a new
+        solution.
+
+        Parameters
+        ----------
+        problem, models : what is certified; the models are (n_users, dim).
+        tol : the certified relative gap to reach.
+        same_data, same_claims, same_models : what is known about the run.
+
+        Returns
+        -------
+        The certificate.
+        """
+        proof = certify(problem, models)
+        if proof.relative_gap > tol:
+            better = certify(problem, models, solve(problem, tol=tol / 10).duals)
+            proof = min(proof, better, key=lambda c: c.relative_gap)
+        return cls(**{f.name: getattr(proof, f.name) for f in fields(proof)}, tol=tol,
+                   same_data=same_data,
+                   same_claims=same_claims, same_models=same_models,
+                   n_clusters=int(labels_of(models).max()) + 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -90,7 +156,8 @@ class Fit(Accounted, PredictsRows):
     stability : how stable the groups are with other rows; None without groups.
     recipe : how the table became numbers; None for a fit of `Users`.
     table : the table; None for a fit of `Users`.
-    sent : centres and models, where they cannot be computed because the rows are with their users.
+    sent : centres and models in the solver's units, where they cannot be computed because the rows
+        are with their users.
     seconds : that the run took, from reading the table to drawing the report; 0 if it was not
         measured.
     account : of a federation; None where all data were in this process.
@@ -119,7 +186,7 @@ class Fit(Accounted, PredictsRows):
     stability: Stability | None = None
     recipe: Recipe | None = None
     table: TableSource | None = None
-    sent: SentModels | None = field(default=None, repr=False)
+    sent: CentredModels | None = field(default=None, repr=False)
     seconds: float = 0.0
     account: Account | None = field(default=None, repr=False)
     average: Average | None = field(default=None, repr=False)

@@ -435,16 +435,16 @@ def _at(users: UserQuadratics, user: int, model: Array) -> float:
 # certificate judges.
 
 
-class WideModels(NamedTuple):
-    """The models of users around the centres of their groups."""
+class CentredModels(NamedTuple):
+    """Centres of groups, and the models of users around them."""
 
-    models: Array  # (n_users, dim)
     centres: Array  # (n_groups, dim)
+    models: Array  # (n_users, dim)
 
 
 def fit_models(loss: Loss, samples: Samples, labels: Ints, weights: Array,
                prices: Array | None = None,
-               start: Array | None = None, accurate: float = _ACCURATE) -> WideModels:
+               start: Array | None = None, accurate: float = _ACCURATE) -> CentredModels:
     """Models and centres.
 
         minimise over models x and centres z   sum_i weights_i (f_i(x_i) + prices_i / 2 ||x_i -
@@ -463,7 +463,7 @@ def fit_models(loss: Loss, samples: Samples, labels: Ints, weights: Array,
 
     Returns
     -------
-    WideModels
+    CentredModels
 
     Raises
     ------
@@ -500,4 +500,4 @@ def fit_models(loss: Loss, samples: Samples, labels: Ints, weights: Array,
         "maxiter": _STEPS, "maxfun": 2 * _STEPS, "maxcor": _MEMORY, "gtol": accurate * level,
             "ftol": 1e-13})
     x = found.x.reshape(shape)
-    return WideModels(x[labels], x) if prices is None else WideModels(x, centres_of(x))
+    return CentredModels(x, x[labels]) if prices is None else CentredModels(centres_of(x), x)

@@ -42,9 +42,10 @@ from coterie.federated.private.release import (
 from coterie.federated.protocol.messages import Batch, triangle
 from coterie.federated.session import Session
 from coterie.federated.settings import Deployment
-from coterie.fitting.result import Fit, SentModels
+from coterie.fitting.result import Fit
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, make_loss
+from coterie.groups.wide import CentredModels
 from coterie.problem.solution import Status
 
 #: Files of a checkpoint before the first release.
@@ -272,7 +273,7 @@ def _variances(noisy: Array, error: float) -> Array:
 
 
 def _in_given_units(fitted: Fit, known: Effective, question: ReleaseQuestion, task: PrivateTask,
-                    settings: Settings) -> tuple[Units, SentModels]:
+                    settings: Settings) -> tuple[Units, CentredModels]:
     """Units between the table and the models, and the models themselves: of classes and counts as
     those of the logistic and the Poisson loss.
     """
@@ -289,8 +290,8 @@ def _in_given_units(fitted: Fit, known: Effective, question: ReleaseQuestion, ta
         loss = make_loss(task, "auto", settings.ridge, 2 * (task == "classification"))
     units = Units(task=task, loss=loss, n_classes=2 * (task == "classification"), mean=mean,
                   scale=scale, centre=centre, spread=spread, feature_names=names)
-    return units, SentModels(_linked(fitted.centres, fitted, question, task),
-                             _linked(fitted.models, fitted, question, task))
+    return units, CentredModels(_linked(fitted.centres, fitted, question, task),
+                                _linked(fitted.models, fitted, question, task))
 
 
 def _linked(models: Array, fitted: Fit, question: ReleaseQuestion, task: str) -> Array:
@@ -318,7 +319,7 @@ def _linked(models: Array, fitted: Fit, question: ReleaseQuestion, task: str) ->
 
 
 def _send_home(session: Session, fitted: Fit, known: Effective, units: Units,
-               sent: SentModels) -> Batch:
+               sent: CentredModels) -> Batch:
     """Every user gets the centre of its group and covariances of models around it."""
     dim = sent.models.shape[1]
     intercept = np.diag(np.append(np.full(dim - 1, 0.01 * _AROUND), 1.0))

@@ -5,7 +5,8 @@
     KITS/SITE           site.toml, the site's private key, and whom it trusts
 
 `provision` makes them from a list of sites. Done again, it keeps what is there, adds new sites,
-revokes those that are no longer listed, and renews what ends soon or is named.
+revokes those that are no longer listed, and renews what ends soon or is named. A kit has a unit of
+systemd and a container, too, for those who run it as a service.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coterie import __version__
 from coterie.base.errors import InvalidInput, require
 from coterie.base.storage import private_folder, write_atomically
 from coterie.federated.contract import Contract
 from coterie.federated.rehearsal import flat
 from coterie.federated.runtimes.cluster import toml
-from coterie.federated.runtimes.deployed import write_deployment
 from coterie.federated.runtimes.keys import (
     DAYS,
     days_left,
@@ -66,6 +67,60 @@ address = {address}  # the server's name and port
 #                         not scored, and those with very few take no part
 # budget-epsilon = 4.0  # answer with noise only, within this budget ...
 # budget-delta = 1e-5
+"""
+#: Where a service listens for its supervisor.
+HEALTH = "127.0.0.1:9190"
+_UNIT = """\
+# Install coterie[flower] in /opt/coterie, move this folder to /srv/coterie/{name}, owned by a user
+# coterie, and link this file into /etc/systemd/system.
+[Unit]
+Description=coterie: {name} of a federation
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart=/opt/coterie/bin/coterie federate start /srv/coterie/{name} --health {health} --json-logs
+User=coterie
+UMask=0077
+Environment=NUMBA_CACHE_DIR=/srv/coterie/{name}/state/numba
+Restart=always
+RestartSec=10
+TimeoutStopSec=30
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectSystem=strict
+ProtectHome=read-only
+ReadWritePaths=/srv/coterie/{name}
+
+[Install]
+WantedBy=multi-user.target
+"""
+_COMPOSE = """\
+# `docker compose up -d` in this folder. Tables that a site reads lie in this folder, too, with
+# paths relative to it in site.toml.
+services:
+  {name}:
+    build: .
+    image: coterie:{version}
+    user: "${{UID:-1000}}:${{GID:-1000}}"
+    volumes:
+      - .:/kit
+{ports}    tmpfs:
+      - /tmp
+    read_only: true
+    restart: unless-stopped
+    healthcheck:
+      test: ["CMD", "python", "-c",
+             "import urllib.request as u; u.urlopen('http://{health}/healthz', timeout=5)"]
+      interval: 30s
+      start_period: 60s
+"""
+_DOCKERFILE = """\
+FROM python:3.12-slim
+RUN pip install --no-cache-dir 'coterie[flower]=={version}'
+ENV HOME=/kit/state NUMBA_CACHE_DIR=/kit/state/numba PYTHONUNBUFFERED=1
+WORKDIR /kit
+ENTRYPOINT ["coterie", "federate", "start", "/kit", "--health", "{health}", "--json-logs"]
 """
 
 
@@ -182,7 +237,7 @@ def provision(file: Path, out: Path, *, days: int = DAYS,
         done.append(f"server: a certificate for {', '.join(names)}, valid for {days} days.")
     if not (server / SERVER).is_file():
         write_atomically(server / SERVER, _SERVER_TEXT.format(port=port).encode())
-    write_deployment(server, "server", port)
+    _write_deployment(server, "server", port)
     # 3. A kit for each site; owners may have changed what is there.
     public = private_folder(server / "sites")
     for name, node in sites.items():
@@ -192,7 +247,7 @@ def provision(file: Path, out: Path, *, days: int = DAYS,
                 f"{key} = {toml(value)}" for key, value in flat({
                     **said.get("node", {}), **node}).items()))
             write_atomically(out / name / SITE, text.encode())
-        write_deployment(out / name, name, None)
+        _write_deployment(out / name, name, None)
     for folder in (server, *(out / name for name in sites)):
         shutil.copyfile(trusted, folder / "ca.crt")
     # 4. Who is not listed any more.
@@ -213,6 +268,23 @@ def _make_site(folder: Path, public: Path, renew: bool) -> list[str]:
     make_node_keys(folder, ["key"])
     (folder / "key.pub").replace(known)
     return [f"{folder.name}: a {'new ' if renew else ''}key."]
+
+
+def _write_deployment(kit: Path, name: str, port: int | None) -> None:
+    """Write what runs a kit as a service, unless it is there: a unit of systemd, and a container.
+
+    Parameters
+    ----------
+    kit : the folder of the kit.
+    name : of the site, or "server".
+    port : at which others connect; None for a site, to which nobody connects.
+    """
+    ports = "" if port is None else f'    ports:\n      - "{port}:{port}"\n'
+    for file, text in ((f"coterie-{name}.service", _UNIT), ("compose.yaml", _COMPOSE),
+                       ("Dockerfile", _DOCKERFILE)):
+        if not (kit / file).is_file():
+            write_atomically(kit / file, text.format(name=name, health=HEALTH, ports=ports,
+                                                     version=__version__).encode())
 
 
 def configuration(words: list[str]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ from coterie.lab import baselines
 from coterie.lab.baselines import BASELINES, BUDGET, CENTRAL, IFCA, Baseline, Central, CentralFit
 from coterie.lab.baselines.base import choose
 from coterie.lab.experiments.federations_data import Benchmark, Parts
-from coterie.output.plots.style import new_figure
+from coterie.output.plots.base import new_figure
 from coterie.output.runs import table
 
 LEVEL = 0.05  # of significance

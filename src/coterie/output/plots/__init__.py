@@ -6,7 +6,7 @@ A result is a `Fit`, a `Path` or a `Solution`; `View` is the common form of all 
 """
 
 from coterie.output.plots.along import curves
-from coterie.output.plots.data import View, branches, longest, project, separator_ends
+from coterie.output.plots.base import View, branches, longest, project, separator_ends
 from coterie.output.plots.figures import (
     clusters,
     coefficients,

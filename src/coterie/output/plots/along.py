@@ -18,7 +18,7 @@ from coterie.base.types import Array, Ints
 from coterie.fitting.average import Average, predicted
 from coterie.fitting.result import Fit
 from coterie.fitting.units import Units
-from coterie.output.plots import style
+from coterie.output.plots import base
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,14 +63,14 @@ def curves(fit: Fit, *, user: object = None, figure: Figure | None = None) -> Fi
                            "`coefficients`.")
     if user is not None:
         require(user in fit.names, f"there is no user {user!r}", "Give one of fit.names")
-    figure = style.empty_figure(3.4 * len(found.columns), 3.2, figure)
-    looks = style.looks_of(fit.labels)
+    figure = base.empty_figure(3.4 * len(found.columns), 3.2, figure)
+    looks = base.looks_of(fit.labels)
     several = 1 < len(looks) < len(fit.labels)
     for axes, curve in zip(np.atleast_1d(figure.subplots(1, len(found.columns), sharey=True)),
                            found.columns, strict=True):
         for k, line in zip(found.shown, curve.users, strict=True):
             axes.plot(curve.x, line, linewidth=0.5, alpha=0.5, zorder=1,
-                      color=looks[fit.labels[k]].colour if several else style.GREY)
+                      color=looks[fit.labels[k]].colour if several else base.GREY)
         for k, line in enumerate(curve.groups if several else ()):
             axes.plot(curve.x, line, color=looks[k].colour, linewidth=2.0, zorder=2,
                       label=f"group {k + 1}")
@@ -78,8 +78,8 @@ def curves(fit: Fit, *, user: object = None, figure: Figure | None = None) -> Fi
                   linestyle="--" if several else "-", label="all")
         if user is not None:
             own = curve.users[np.flatnonzero(found.shown == fit.names.index(user))[0]]
-            axes.plot(curve.x, own, color=style.HUES[1], linewidth=2.0, zorder=4, label=str(user))
-        style.finish(axes, curve.name, "", "bends" if curve.bends else "straight")
+            axes.plot(curve.x, own, color=base.HUES[1], linewidth=2.0, zorder=4, label=str(user))
+        base.finish(axes, curve.name, "", "bends" if curve.bends else "straight")
     first = figure.axes[0]
     first.set_ylabel(found.target, fontsize=9)
     first.legend(fontsize=8, frameon=False, loc="best")

@@ -13,8 +13,8 @@ from coterie.base.types import Array
 from coterie.convex.path import Path
 from coterie.convex.recovery import RecoveryBounds
 from coterie.fitting.result import Fit
-from coterie.output.plots import data, style
-from coterie.output.plots.data import View, branches, lam_positions, project, separator_ends
+from coterie.output.plots import base
+from coterie.output.plots.base import View, branches, lam_positions, project, separator_ends
 from coterie.problem.solution import Solution
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def clusters(source: Fit | Path, *, bounds: RecoveryBounds | None = None,
     """
     view = View.of(source, index)
     lams, counts = view.path.lams, view.path.n_clusters
-    figure, axes = style.new_figure(5.6, 3.2, ax)
-    axes.plot(lam_positions(lams), counts, color=style.HUES[0], marker="o", markersize=3.5,
+    figure, axes = base.new_figure(5.6, 3.2, ax)
+    axes.plot(lam_positions(lams), counts, color=base.HUES[0], marker="o", markersize=3.5,
               linewidth=1.2, drawstyle="steps-post", zorder=2)
-    style.mark_chosen(axes, view)
-    style.lam_axis(axes, lams, "groups")
+    base.mark_chosen(axes, view)
+    base.lam_axis(axes, lams, "groups")
     if bounds is not None and bounds.lower < bounds.upper:
         left, right = axes.get_xlim()
-        axes.axvspan(max(bounds.lower, left), min(bounds.upper, right), color=style.HUES[2],
+        axes.axvspan(max(bounds.lower, left), min(bounds.upper, right), color=base.HUES[2],
                      alpha=0.18, linewidth=0, label="provably recovered", zorder=0)
         axes.set_xlim(left, right)
     if counts.max() > 12:
@@ -98,18 +98,18 @@ def gaps(source: Fit | Path, *, index: int | None = None, ax: Axes | None = None
     """
     view = View.of(source, index)
     positions, values = lam_positions(view.path.lams), view.path.gaps
-    figure, axes = style.new_figure(5.6, 3.2, ax)
+    figure, axes = base.new_figure(5.6, 3.2, ax)
     finite = np.isfinite(values)
-    axes.plot(positions[finite], np.maximum(values[finite], 1e-17), color=style.HUES[0], marker="o",
+    axes.plot(positions[finite], np.maximum(values[finite], 1e-17), color=base.HUES[0], marker="o",
               markersize=4, linewidth=1.0, label="certified")
-    axes.axhline(view.path.tol, color=style.HUES[1], linewidth=1.0, linestyle="--",
+    axes.axhline(view.path.tol, color=base.HUES[1], linewidth=1.0, linestyle="--",
                  label=f"tolerance {view.path.tol:.0e}")
     axes.set_yscale("log")
     if not finite.all():
         axes.scatter(positions[~finite], np.ones(int((~finite).sum())), marker="x", s=26,
-                     color=style.HUES[1], label="no bound")
-    style.mark_chosen(axes, view)
-    style.lam_axis(axes, view.path.lams, "relative gap")
+                     color=base.HUES[1], label="no bound")
+    base.mark_chosen(axes, view)
+    base.lam_axis(axes, view.path.lams, "relative gap")
     axes.legend(fontsize=8, frameon=False, loc="best")
     return figure
 
@@ -152,13 +152,13 @@ def model_map(source: Fit | Path | Solution, index: int | None = None, *,
         points, shares = project(view.models)
         xlabel, ylabel = (f"{name} direction" + f" ({100 * share:.0f}%)" * bool(share)
                           for name, share in zip(("first", "second"), shares, strict=True))
-    figure, axes = style.new_figure(6.4, 4.4, ax)
+    figure, axes = base.new_figure(6.4, 4.4, ax)
     from matplotlib.collections import LineCollection
 
     if n <= 300:
         axes.add_collection(LineCollection([*points[:view.index + 1].transpose(1, 0, 2)],
                                            colors="0.75", linewidths=0.6, zorder=1))
-    looks, firsts = style.looks_of(labels), np.unique(labels, return_index=True)[1]
+    looks, firsts = base.looks_of(labels), np.unique(labels, return_index=True)[1]
     for k in sorted((k for k, look in enumerate(looks) if look.size > 1),
                     key=lambda k: -looks[k].size):
         look, (x, y) = looks[k], points[view.index, firsts[k]]
@@ -168,10 +168,10 @@ def model_map(source: Fit | Path | Solution, index: int | None = None, *,
                      linewidth=0.5, zorder=3)
         axes.annotate(f"{look.size}", (x, y), ha="center", va="center", fontsize=8, zorder=4,
                       # the lighter half
-                      color="black" if look.colour in style.HUES[3:] else "white")
+                      color="black" if look.colour in base.HUES[3:] else "white")
     alone = [first for first, look in zip(firsts, looks, strict=True) if look.size == 1]
     if alone:
-        axes.scatter(*points[view.index, alone].T, s=14, color=style.GREY, edgecolor="white",
+        axes.scatter(*points[view.index, alone].T, s=14, color=base.GREY, edgecolor="white",
                      linewidth=0.5, zorder=2)
     axes.autoscale_view()
     axes.margins(0.12)
@@ -179,9 +179,9 @@ def model_map(source: Fit | Path | Solution, index: int | None = None, *,
         axes.set_yscale("log")
     elif np.ptp(axes.get_xlim()) < 6 * np.ptp(axes.get_ylim()) < 36 * np.ptp(axes.get_xlim()):
         axes.set_aspect("equal", adjustable="datalim")
-    style.finish(axes, xlabel, ylabel, f"{many(len(looks), 'group')} of {many(n, 'user')} at lam = "
+    base.finish(axes, xlabel, ylabel, f"{many(len(looks), 'group')} of {many(n, 'user')} at lam = "
            f"{view.solution.lam:.3g}")
-    style.add_legend(axes, looks)
+    base.add_legend(axes, looks)
     return figure
 
 
@@ -211,13 +211,13 @@ def scores(fit: Fit, *, ax: Axes | None = None) -> Figure:
         raise Incompatible("No rows were held out, so there are no scores. Fit with holdout > 0.")
     kinds = (("with its\ngroup", held_out.fitted), ("own\nmodel", held_out.alone),
              ("one model\nfor all", held_out.together))
-    figure, axes = style.new_figure(5.6, 3.4, ax)
+    figure, axes = base.new_figure(5.6, 3.4, ax)
     every = np.concatenate([values[np.isfinite(values)] for _, values in kinds])
     log = bool(every.min() > 0 and every.max() > 10 * every.min())
     axes.set_xscale("log" if log else "linear")
     scale: Any = np.log if log else np.asarray
     low, high = float(scale(every.min())), float(scale(every.max()))
-    for row, ((name, values), hue) in enumerate(zip(kinds, style.HUES, strict=False)):
+    for row, ((name, values), hue) in enumerate(zip(kinds, base.HUES, strict=False)):
         values = np.sort(values[np.isfinite(values)])
         # Dots with equal scores are stacked; the height of a stack is the number of users with this
         # score.
@@ -237,7 +237,7 @@ def scores(fit: Fit, *, ax: Axes | None = None) -> Figure:
     axes.set_yticks(range(3), [name for name, _ in kinds], fontsize=9)
     axes.set_ylim(2.5, -0.5)
     better = "higher" if held_out.larger else "lower"
-    style.finish(axes, f"{held_out.metric} on held-out rows ({better} is better)", "")
+    base.finish(axes, f"{held_out.metric} on held-out rows ({better} is better)", "")
     axes.tick_params(axis="y", labelsize=9, length=0)
     axes.set_title("diamond: mean; line: median; shaded: second and third quartile", fontsize=8,
                    loc="left")
@@ -285,7 +285,7 @@ def coefficients(source: Fit | Path | Solution, index: int | None = None, *,
     size = np.abs(table).max(axis=1, keepdims=True)
     shade = np.divide(table, size, out=np.zeros_like(table), where=size > 0)
     kept = np.sort(np.argsort(-np.ptp(shade, axis=1), kind="stable")[:_ROWS])
-    figure, axes = style.new_figure(1.6 + 0.62 * max(len(which), 3), 1.0 + 0.24 * len(kept), ax)
+    figure, axes = base.new_figure(1.6 + 0.62 * max(len(which), 3), 1.0 + 0.24 * len(kept), ax)
     axes.imshow(shade[kept], cmap="PuOr_r", vmin=-1.3, vmax=1.3, aspect="auto")
     for (r, c), value in np.ndenumerate(table[kept]):
         text = f"{value:.2g}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.0e}"
@@ -294,7 +294,7 @@ def coefficients(source: Fit | Path | Solution, index: int | None = None, *,
     axes.set_xticks(range(len(which)), [f"{k + 1}\n({np.count_nonzero(labels == k)})"
                                         for k in which])
     axes.set_yticks(range(len(kept)), [rows[k][:28] for k in kept])
-    style.finish(axes, "group (users)", "",
+    base.finish(axes, "group (users)", "",
            "" if len(kept) == len(rows) else f"{len(kept)} of {len(rows)} coefficients")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
@@ -324,7 +324,7 @@ def rounds(run: Any, *, figure: Figure | None = None) -> Figure:
     history = run.history
     if not history:
         raise Incompatible("This run has no rounds to draw.")
-    figure = style.empty_figure(5.6, 4.6, figure)
+    figure = base.empty_figure(5.6, 4.6, figure)
     upper, lower = figure.subplots(2, 1, sharex=True)
     number = np.array([record.iteration for record in history])
     gap = np.array([record.gap for record in history], dtype=float)
@@ -334,19 +334,19 @@ def rounds(run: Any, *, figure: Figure | None = None) -> Figure:
     if (estimate > 0).any():
         upper.plot(number, np.where(estimate > 0, np.maximum(estimate, 1e-17), np.nan), color="0.6",
                    linewidth=1.0, marker=".", markersize=3, label="estimate of the algorithm")
-    upper.plot(number[certified], np.maximum(gap[certified], 1e-17), color=style.HUES[0],
+    upper.plot(number[certified], np.maximum(gap[certified], 1e-17), color=base.HUES[0],
                marker="o", markersize=4, linewidth=1.2, label="certified")
     upper.legend(fontsize=8, frameon=False)
-    style.finish(upper, "", "relative gap")
-    for name, field, hue, dash in (("users to server", "bytes_up", style.HUES[0], "-"),
-                                   ("server to users", "bytes_down", style.HUES[1], "--")):
+    base.finish(upper, "", "relative gap")
+    for name, field, hue, dash in (("users to server", "bytes_up", base.HUES[0], "-"),
+                                   ("server to users", "bytes_down", base.HUES[1], "--")):
         total = np.cumsum([getattr(record, field) for record in history])
         lower.plot(number, total / 1e3, color=hue, linestyle=dash, linewidth=1.4,
                    label=f"{name}: {total[-1]:,} bytes")
     lower.legend(fontsize=8, frameon=False)
     lower.set_ylim(bottom=0)
     lower.xaxis.get_major_locator().set_params(integer=True)
-    style.finish(lower, "round", "total sent (kB)")
+    base.finish(lower, "round", "total sent (kB)")
     return figure
 
 
@@ -385,8 +385,8 @@ def separators(solution: Solution, *, alone: Array | None = None, title: str | N
         or users.targets is None):
         raise Incompatible("Separators can be drawn for linear classifiers of two features with an "
                            f"intercept; these models have {solution.models.shape[1]} coordinates.")
-    figure, axes = style.new_figure(6.4, 5.6, ax)
-    colours = [style.HUES[k % len(style.HUES)] for k in range(solution.n_clusters)]
+    figure, axes = base.new_figure(6.4, 5.6, ax)
+    colours = [base.HUES[k % len(base.HUES)] for k in range(solution.n_clusters)]
     reach = float(np.linalg.norm(users.features, axis=1).max()) * 1.05
     if alone is not None:
         for end in separator_ends(alone, sign, reach):
@@ -445,16 +445,16 @@ def tree(source: Fit | Path, *, index: int | None = None, ax: Axes | None = None
     """
     view = View.of(source, index)
     path, names = view.path, view.problem.users.names
-    layout, n, looks = branches(path.linkage), len(names), style.looks_of(view.solution.labels)
+    layout, n, looks = branches(path.linkage), len(names), base.looks_of(view.solution.labels)
     height = float(np.clip(1.2 + 0.13 * n, 2.4, 7.5))
-    figure, axes = style.new_figure(6.4, height, ax)
+    figure, axes = base.new_figure(6.4, height, ax)
     left = float(lam_positions(np.append(path.lams, 0.0)).min())
     right = max(float(path.lams[-1]) * 1.15, 3 * left)
     _draw_branches(axes, view, layout, looks, (left, right), np.clip(30 * height / n, 0.25, 1.3))
     axes.set_ylim(n - 0.4, -0.6)
-    style.mark_chosen(axes, view)
+    base.mark_chosen(axes, view)
     few = n <= 60
-    style.lam_axis(axes, path.lams, "" if few else many(n, "user"))
+    base.lam_axis(axes, path.lams, "" if few else many(n, "user"))
     axes.set_xlim(left, right)
     shown: list[int] = layout.order.tolist() if few else []
     axes.set_yticks(range(len(shown)), [str(names[k])[:24] for k in shown],
@@ -463,11 +463,11 @@ def tree(source: Fit | Path, *, index: int | None = None, ax: Axes | None = None
     axes.spines["left"].set_visible(False)
     if view.chosen:
         _number_groups(axes, view, layout, looks)
-        style.add_legend(axes, looks, line=True)
+        base.add_legend(axes, looks, line=True)
     return figure
 
 
-def _draw_branches(axes: Any, view: View, layout: data.Branches, looks: list[style.Look],
+def _draw_branches(axes: Any, view: View, layout: base.Branches, looks: list[base.Look],
                    limits: tuple[float, float], thin: float) -> None:
     """One horizontal line per node, from its own lam to that of its parent, and one vertical line
     per merge.
@@ -476,7 +476,7 @@ def _draw_branches(axes: Any, view: View, layout: data.Branches, looks: list[sty
 
     path, (left, right) = view.path, limits
     n, last = path.problem.n_users, float(path.lams[-1])
-    colours = np.array([looks[k].colour if view.chosen else style.HUES[0]
+    colours = np.array([looks[k].colour if view.chosen else base.HUES[0]
                         for k in view.solution.labels], dtype=object)
     # The root's parent, -1, is the root.
     merged = (layout.parents >= 0) & (layout.heights[layout.parents] <= last)
@@ -495,7 +495,7 @@ def _draw_branches(axes: Any, view: View, layout: data.Branches, looks: list[sty
         linewidths=[*widths[on_path], *widths[inner]]))
 
 
-def _number_groups(axes: Any, view: View, layout: data.Branches, looks: list[style.Look]) -> None:
+def _number_groups(axes: Any, view: View, layout: base.Branches, looks: list[base.Look]) -> None:
     """Write the number of each group where its branch crosses the chosen lam."""
     positions = np.argsort(layout.order)
     for k, look in enumerate(looks if len(looks) <= 40 else []):

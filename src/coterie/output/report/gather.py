@@ -21,8 +21,14 @@ from coterie.fitting.scores import INTERVAL, Scores, mean_and_error
 from coterie.losses.derived import Remote
 from coterie.output.plots import View, project
 from coterie.output.plots.along import curves_of
-from coterie.output.report.effects import errors_of, noun_of
-from coterie.output.report.headline import headline, loss_words, settings_sentence, title_of
+from coterie.output.report.headline import (
+    errors_of,
+    headline,
+    loss_words,
+    noun_of,
+    settings_sentence,
+    title_of,
+)
 from coterie.problem.account import Account
 from coterie.problem.graph import Graph
 from coterie.problem.problem import Problem

@@ -26,9 +26,9 @@ from coterie.data.users import Users
 from coterie.fitting.average import Average
 from coterie.fitting.inference import CentreSummary, summarise_centres
 from coterie.fitting.kinds import Count, handed_out, kind_of, stated_loss
-from coterie.fitting.outliers import without_far_targets
 from coterie.fitting.predictions import Data, Predictor, PredictsRows
-from coterie.fitting.proof import RunCertificate
+from coterie.fitting.prepare import without_far_targets
+from coterie.fitting.result import RunCertificate
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units, learn_units
 from coterie.losses import Loss, Squared

@@ -48,7 +48,7 @@ from coterie.fitting.scores import Scores
 from coterie.fitting.settings import Settings
 from coterie.fitting.units import Units
 from coterie.output import report
-from coterie.output.report.effects import noun_of
+from coterie.output.report.headline import noun_of
 from coterie.problem.account import Account
 from coterie.problem.problem import Problem
 from coterie.problem.solution import Solution
