@@ -84,6 +84,7 @@ class Link:
         for name in ("flwr", "flower-superlink", "flower-supernode"):
             if shutil.which(name, path=self.env["PATH"]) is None:
                 raise MissingExtra("flwr", self.extra, "Running on Flower")
+        private_folder(self.folder)
         private_folder(self.folder / "flwr")
         self.env = environment(self.folder / "bin", self.env)
 
