@@ -21,8 +21,8 @@ WITH_EXAMPLES = ("data.encoding", "data.files", "data.moments", "data.participan
                  "estimators.clustering", "estimators.personalized",
                  "fitting.prepare", "fitting.settings", "output.runs.from_table", "output.runs.load",
                  "output.runs.save", "base.storage")
-#: Modules whose examples need torch, which `make test-all` installs.
-WITH_TORCH = ("embeddings",)
+#: Modules whose examples need torch or what Flower brings, which `make test-all` installs.
+WITH_EXTRAS = ("embeddings", "federated.runtimes.kits", "federated.runtimes.supervisor")
 
 
 def failures(module):
@@ -33,7 +33,7 @@ def failures(module):
     return len(tests), runner.summarize(verbose=False).failed
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in WITH_TORCH))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in WITH_EXTRAS))
                                   for name in NAMES if name not in APART])
 def test_examples_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -43,7 +43,7 @@ class Status(Enum):
                 "finite; the residuals show how close the models are.")
     UNANSWERED = ("Not certified: some users did not answer the queries of the certificate. "
                   "Continue the run when they "
-                  "are available, or exclude silent users with `patience`.")
+                  "are available, or set silent users aside with `patience`.")
     INTERRUPTED = ("Interrupted: this is the best certified point so far. Solve again from it to "
                    "continue.")
 
