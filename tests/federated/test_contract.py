@@ -410,6 +410,7 @@ def test_one_budget_for_the_rows_whatever_tells_users_apart(budget, tmp_path):
     assert ask(fresh, by_code, "release", question(mu), (0, 1, 2))[0]  # the twin
 
 
+@pytest.mark.slow
 def test_releases_are_limited_in_number(budget):
     agreement = agreed(number("age"))
     made = [bool(ask(budget, agreement, "release", question(1e-9 * (1 + k)), ("east",))[0]) for k in range(103)]

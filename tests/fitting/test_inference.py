@@ -97,6 +97,7 @@ def test_a_column_that_others_give_is_not_determined():
         assert one.error == pytest.approx(other.error, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_intervals_have_the_true_coefficients_as_often_as_they_say():
     inside = [one.low < truth < one.high for seed in range(25)
               for one, truth in zip(fit(panel(seed, 15, 8), PLAIN).summary().coefficients[1:], (1.0, -0.5),

@@ -98,6 +98,7 @@ def test_the_search_finds_as_many_groups_as_there_are_for_numbers(n_groups: int)
     assert 0.5 < found.noise / (0.16 / units.spread**2) < 2.0
 
 
+@pytest.mark.slow
 def test_find_groups_has_the_same_groups_and_group_models() -> None:
     users = table(numbers(4, 2))
     groups = ct.find_groups(users, ct.Squared())
