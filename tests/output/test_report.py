@@ -262,7 +262,7 @@ def test_a_private_run_shows_what_it_promises(show):
 @pytest.mark.browser
 def test_a_federation_shows_bytes_by_kind_and_who_took_part(show):
     users = clustered("squared", n_users=9, n_clusters=3, samples=20, seed=0).users
-    run = ct.federate(users, participation=0.5)
+    run = ct.federate(users, participation=0.5, settings=ct.fitting.Settings(average="off"))
     tab = show(gather(run))
     assert tab.text("#federated-lead").startswith(f"9 users took part in {run.n_rounds} rounds: ")
     kinds, people = tab.text("#bytes-by-kind"), tab.text("#who-answered")
