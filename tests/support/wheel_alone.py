@@ -17,7 +17,8 @@ import coterie
 from coterie.base.errors import MissingExtra
 
 #: Modules that need an extra at once: they are loaded only by who uses it.
-ADAPTERS = {"coterie.federated.flower", "coterie.federated.runtimes.cluster", "coterie.federated.runtimes.keys"}
+ADAPTERS = {"coterie.federated.flower", *(f"coterie.federated.runtimes.{name}"
+                                          for name in ("cluster", "keys", "kits", "supervisor"))}
 COTERIE = str(Path(sys.executable).with_name("coterie"))
 
 
